@@ -110,8 +110,8 @@ class CommandLineCase(unittest.TestCase):
         return subprocess.run([KVLATHE, *map(str, arguments)], input=stdin, capture_output=True,
                               env=self.environment, timeout=timeout, **options)
 
-    def json_of(self, *arguments, stdin=b""):
-        done = self.run_verb(*arguments, "--json", stdin=stdin)
+    def json_of(self, *arguments, **options):
+        done = self.run_verb(*arguments, "--json", **options)
         self.assertEqual(done.returncode, 0, done.stderr.decode())
         return json.loads(done.stdout)
 

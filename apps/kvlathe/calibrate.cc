@@ -31,9 +31,9 @@ int64_t PeakResidentBytes() {
 }
 
 // Where the statistics go; empty: nowhere.
-std::string OutputOf(const CalibrateOptions& options) {
+std::string OutputOf(const CalibrateOptions& options, const Workspace& workspace) {
   if (!options.output.empty() || !options.random_model.empty()) return options.output;
-  return BesideModel(options.model.model, StatisticsFileName(options.run.Merging()));
+  return BesideModel(workspace.options().model, StatisticsFileName(options.run.Merging()));
 }
 
 Status RunCalibrate(CalibrateOptions options) {
@@ -63,7 +63,7 @@ Status RunCalibrate(CalibrateOptions options) {
                        is_random ? OpenRandomWorkspace(options.random_model, options.model)
                                  : OpenWorkspace(options.model));
   const double loading_seconds = watch.Seconds();
-  const std::string path = OutputOf(options);
+  const std::string path = OutputOf(options, *workspace);
   // What cannot be written is known before the work begins.
   if (!path.empty()) KVL_RETURN_IF_ERROR(AtomicFile::Create(path).status());
   CalibrationTimes times;

@@ -19,10 +19,10 @@ Status Compare(CompareOptions options) {
   if (options.model.kv.empty()) {
     options.model.kv = {"none", "kivi(bits=4,group=64)", "lathe(ratio=4)", "lathe(ratio=6)"};
   }
-  if (options.text.empty()) {
-    KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(options.model.model, "sample.txt"));
-  }
   KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
+  if (options.text.empty()) {
+    KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(workspace->options().model, "sample.txt"));
+  }
   KVL_ASSIGN_OR_RETURN(const ComparisonRun run,
                        RunComparison(workspace.get(), {options.model.kv, options.text,
                                                        options.rates, !options.without_latency}));

@@ -237,7 +237,7 @@ struct TextFindings {
 StatusOr<TextFindings> InspectTexts(Workspace* workspace, const SpecModel& spec_model,
                                     const InspectOptions& options, bool has_basis) {
   TextFindings findings{.overlap_text = options.overlap_text};
-  const std::string own_text = BesideModel(options.model.model, "calibration.txt");
+  const std::string own_text = BesideModel(workspace->options().model, "calibration.txt");
   if (findings.overlap_text.empty() && FileExists(own_text)) findings.overlap_text = own_text;
   // What is calibrated on text anyway has nothing to compare.
   const bool is_of_random_tokens = has_basis && !BasisMethodOf(spec_model.spec)->wants_text;

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/units.h"
+#include "runtime/named_model.h"
 
 namespace kvlathe {
 
@@ -42,6 +43,10 @@ StatusOr<OpenOptions> OpenOptionsOf(const ModelOptions& options) {
   open.progress = TerminalProgress();
   open.on_note = [](const Note& note) { PrintNote(note); };
   return open;
+}
+
+StatusOr<std::string> PathOfModel(const std::string& named) {
+  return FindModel(named, TerminalProgress(), [](const Note& note) { PrintNote(note); });
 }
 
 StatusOr<std::unique_ptr<Workspace>> OpenWorkspace(const ModelOptions& options) {

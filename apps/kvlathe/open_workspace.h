@@ -15,6 +15,9 @@ namespace kvlathe {
 // What the options say to the library, with progress and notes on standard error.
 StatusOr<OpenOptions> OpenOptionsOf(const ModelOptions& options);
 
+// FindModel, with these options' way to tell: for what reads a model's files before it is opened.
+StatusOr<std::string> PathOfModel(const std::string& named);
+
 // Workspace::Open and the others, with these options.
 StatusOr<std::unique_ptr<Workspace>> OpenWorkspace(const ModelOptions& options);
 StatusOr<std::unique_ptr<Workspace>> OpenRandomWorkspace(const std::string& config_path,

@@ -22,7 +22,9 @@ std::optional<WeightType> ParseWeightType(const std::string& name) {
 }
 
 void AddWeightOptions(CLI::App* app, ModelOptions* options) {
-  app->add_option("-m,--model", options->model, "Hugging Face model directory or .gguf file")
+  app->add_option("-m,--model", options->model,
+                  "Hugging Face model directory, .gguf file, a name such as smollm2, or "
+                  "hf:OWNER/NAME[:FILE]")
       ->required();
   app->add_option("-t,--threads", options->n_threads, "worker threads (default: all processors)")
       ->check(CLI::Range(1, 1024));

@@ -152,11 +152,11 @@ std::vector<std::string> DefaultSpecs(const std::optional<FoundProfile>& found) 
 }
 
 Status RunReport(ReportOptions options) {
-  if (options.text.empty()) {
-    KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(options.model.model, "sample.txt"));
-  }
   KVL_RETURN_IF_ERROR(AtomicFile::Create(options.output).status());  // before anything takes time
   KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
+  if (options.text.empty()) {
+    KVL_ASSIGN_OR_RETURN(options.text, TextOfModel(workspace->options().model, "sample.txt"));
+  }
   KVL_ASSIGN_OR_RETURN(std::optional<FoundProfile> found, LookForProfile(*workspace));
   if (found.has_value() && found->profile.model_hash != workspace->model_hash()) {
     return Error(StatusCode::kInvalidArgument,

@@ -5,7 +5,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "kvlathe/options.h"
+#include "kvlathe/open_workspace.h"
 #include "tokenizer/tokenizer.h"
 
 namespace kvlathe {
@@ -59,7 +59,8 @@ StatusOr<std::vector<int32_t>> ParseIds(std::string_view text, int vocab_size) {
 }
 
 Status Tokenize(const TokenizeOptions& options) {
-  KVL_ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::Load(options.model.model, {options.model.pre}));
+  KVL_ASSIGN_OR_RETURN(const std::string path, PathOfModel(options.model.model));
+  KVL_ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::Load(path, {options.model.pre}));
   KVL_ASSIGN_OR_RETURN(const std::string text, ReadStandardInput());
   if (options.decode) {
     KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ParseIds(text, tokenizer->vocab_size()));
@@ -83,7 +84,7 @@ void AddTokenizeVerb(Verbs* verbs) {
                               "echo -n 'Hello' | kvlathe tokenize -m models/lathe-nano --json",
                               [options] { return Tokenize(*options); });
   verb->add_option("-m,--model", options->model.model,
-                   "directory with the tokenizer's files, or .gguf file")
+                   "directory with the tokenizer's files, .gguf file, or name of a model")
       ->required();
   verb->add_option("--pre", options->model.pre,
                    "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's")

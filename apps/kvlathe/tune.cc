@@ -245,9 +245,6 @@ Status ExpectMethods(const TuneJob& job, Workspace* workspace) {
 
 Status RunTune(TuneOptions options) {
   KVL_ASSIGN_OR_RETURN(std::vector<ChosenTask> chosen, ChooseTasks(options.task));
-  if (chosen.empty() && options.perplexity_text.empty()) {
-    KVL_ASSIGN_OR_RETURN(options.perplexity_text, TextOfModel(options.model.model, "sample.txt"));
-  }
   TuneJob job;
   job.accuracy = options.accuracy;
   job.methods = std::move(options.model.kv);  // methods, which no cache can be made of
@@ -256,6 +253,10 @@ Status RunTune(TuneOptions options) {
     KVL_RETURN_IF_ERROR(ParseMethod(method, job.accuracy).status());
   }
   KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
+  if (chosen.empty() && options.perplexity_text.empty()) {
+    KVL_ASSIGN_OR_RETURN(options.perplexity_text,
+                         TextOfModel(workspace->options().model, "sample.txt"));
+  }
   KVL_RETURN_IF_ERROR(ExpectMethods(job, workspace.get()));
   KVL_ASSIGN_OR_RETURN(const std::string path, OutputOf(options, *workspace));
   KVL_ASSIGN_OR_RETURN(const FileLock lock, FileLock::Take(path));

@@ -61,7 +61,7 @@ struct CacheCost {
 // A model may be used by one thread at a time, and so may its generators together.
 class TextModel {
  public:
-  // A Hugging Face directory or a .gguf file.
+  // A Hugging Face directory, a .gguf file, or a name (docs/models.md).
   static absl::StatusOr<std::unique_ptr<TextModel>> Open(const std::string& path,
                                                          const ModelSettings& settings = {});
   ~TextModel();

@@ -22,12 +22,19 @@ bool HasName(int fd, const std::string& path) {
 }  // namespace
 
 StatusOr<FileLock> FileLock::Take(const std::string& path) {
+  KVL_ASSIGN_OR_RETURN(std::optional<FileLock> lock, TryTake(path));
+  if (lock.has_value()) return *std::move(lock);
+  return Error(StatusCode::kInvalidArgument,
+               "{}: another process is writing it; wait until it ends, or give another file", path);
+}
+
+StatusOr<std::optional<FileLock>> FileLock::TryTake(const std::string& path) {
   const std::string lock_path = path + ".lock";
   while (true) {
     const int fd = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return SystemError(errno, "cannot create", lock_path);
     if (::flock(fd, LOCK_EX | LOCK_NB) == 0) {
-      if (HasName(fd, lock_path)) return FileLock(lock_path, fd);
+      if (HasName(fd, lock_path)) return std::optional<FileLock>(FileLock(lock_path, fd));
       ::close(fd);
       continue;
     }
@@ -35,9 +42,7 @@ StatusOr<FileLock> FileLock::Take(const std::string& path) {
     ::close(fd);
     if (error_number == EINTR) continue;
     if (error_number != EWOULDBLOCK) return SystemError(error_number, "cannot lock", lock_path);
-    return Error(StatusCode::kInvalidArgument,
-                 "{}: another process is writing it; wait until it ends, or give another file",
-                 path);
+    return std::nullopt;
   }
 }
 

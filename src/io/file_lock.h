@@ -1,6 +1,7 @@
 // A file lock lets one writer at a time at a file that is written more than once.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,8 @@ class FileLock {
  public:
   // kInvalidArgument, at once, if somebody else holds it.
   static StatusOr<FileLock> Take(const std::string& path);
+  // Nothing, at once, if somebody else holds it.
+  static StatusOr<std::optional<FileLock>> TryTake(const std::string& path);
 
   FileLock(FileLock&& other) noexcept
       : lock_path_(std::move(other.lock_path_)), fd_(std::exchange(other.fd_, -1)) {}

@@ -30,7 +30,7 @@ struct Note {
 using NoteSink = std::function<void(const Note&)>;
 
 struct OpenOptions {
-  std::string model;  // a Hugging Face directory or a .gguf file
+  std::string model;  // a Hugging Face directory, a .gguf file, or a name (FindModel)
   // Caches that will be made of the model (KvCacheSpec strings such as "lathe(ratio=4)"). They are
   // checked before weights are read, and what they need of a calibration is gathered at once. Other
   // caches can be made too.

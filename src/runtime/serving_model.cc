@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "hub/hub_model.h"
+#include "io/files.h"
 #include "runtime/cache_loss.h"
 #include "runtime/end_ids.h"
 
@@ -20,7 +22,7 @@ StatusOr<std::optional<ChatTemplate>> FindTemplate(const ServingOptions& options
                                                    const Workspace& workspace) {
   if (options.chat.choice.empty() && options.open.model.empty()) return std::nullopt;
   StatusOr<ChatTemplate> found =
-      FindChatTemplate(options.chat, options.open.model, workspace.tokenizer());
+      FindChatTemplate(options.chat, workspace.options().model, workspace.tokenizer());
   if (found.ok()) {
     for (const std::string& note : found->Notes()) workspace.Notify(Note::Kind::kNote, note);
     return *std::move(found);
@@ -33,10 +35,13 @@ StatusOr<std::optional<ChatTemplate>> FindTemplate(const ServingOptions& options
   return std::nullopt;
 }
 
-// "SmolLM2-135M.Q8_0" of SmolLM2-135M.Q8_0.gguf, "lathe-nano" of models/lathe-nano/.
-std::string NameOfModel(const ServingOptions& options) {
-  const bool is_random = options.open.model.empty();
-  const std::string& path = is_random ? options.random_config : options.open.model;
+// "SmolLM2-135M.Q8_0" of SmolLM2-135M.Q8_0.gguf, "lathe-nano" of models/lathe-nano/, "SmolLM2-135M"
+// of the directory that is hf:HuggingFaceTB/SmolLM2-135M.
+std::string NameOfModel(const ServingOptions& options, const Workspace& workspace) {
+  const std::string& named = options.open.model;
+  std::string path = named.empty() ? options.random_config : workspace.options().model;
+  // In the cache it has the name of a commit.
+  if (NamesHubModel(named) && DirectoryExists(path)) path = named;
   std::filesystem::path name = std::filesystem::path(path).lexically_normal();
   if (!name.has_filename()) name = name.parent_path();
   return name.extension() == ".gguf" ? name.stem().string() : name.filename().string();
@@ -62,7 +67,7 @@ StatusOr<std::unique_ptr<ServingModel>> OpenServingModel(const ServingOptions& o
   }
   serving->pool.emplace(workspace->kv_budget_bytes(),
                         &serving->levels.front().model->machine().memory());
-  serving->name = NameOfModel(options);
+  serving->name = NameOfModel(options, *workspace);
   return serving;
 }
 

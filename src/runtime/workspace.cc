@@ -13,6 +13,7 @@
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
 #include "runtime/machines/machine_choice.h"
+#include "runtime/named_model.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 
 namespace kvlathe {
@@ -131,8 +132,10 @@ Status Workspace::CheckSpecs() {
 
 void Workspace::Expect(const Spec& spec) { statistics_.Expect(StatisticsNeedsOf(spec)); }
 
-StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const OpenOptions& options) {
-  KVL_RETURN_IF_ERROR(CheckAlone(options.kv));
+StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const OpenOptions& named) {
+  KVL_RETURN_IF_ERROR(CheckAlone(named.kv));
+  OpenOptions options = named;
+  KVL_ASSIGN_OR_RETURN(options.model, FindModel(named.model, named.progress, named.on_note));
   if (FileExists(options.model)) return OpenGguf(options);
   KVL_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(options.model));
   KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
@@ -175,7 +178,9 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandom(const std::string& co
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandomWithTokenizer(
     const std::string& config_path, const std::string& tokenizer_path, const OpenOptions& options) {
-  KVL_ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::Load(tokenizer_path, {.pre = options.pre}));
+  KVL_ASSIGN_OR_RETURN(const std::string found,
+                       FindModel(tokenizer_path, options.progress, options.on_note));
+  KVL_ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::Load(found, {.pre = options.pre}));
   KVL_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonFile(config_path));
   if (json.is_object()) json["vocab_size"] = tokenizer->vocab_size();
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));

@@ -32,10 +32,11 @@ struct SpecModel {
 
 class Workspace {
  public:
-  // Loads configuration, tokenizer and weights of options.model. Errors name the file or option:
-  // kNotFound, kDataLoss and kUnimplemented for a model, kInvalidArgument for specs and a context
-  // beyond the model's.
-  static StatusOr<std::unique_ptr<Workspace>> Open(const OpenOptions& options);
+  // Loads configuration, tokenizer and weights of options.model, which may be a name; options() of
+  // the result have its path (FindModel, whose errors these are too). Errors name the file or
+  // option: kNotFound, kDataLoss and kUnimplemented for a model, kInvalidArgument for specs and a
+  // context beyond the model's.
+  static StatusOr<std::unique_ptr<Workspace>> Open(const OpenOptions& named);
   // Random weights in the shape of a config.json; no tokenizer. With a compression they decide what
   // merges (DecideAtRandom), by the convention of the config or else that of the released code.
   static StatusOr<std::unique_ptr<Workspace>> OpenRandom(const std::string& config_path,

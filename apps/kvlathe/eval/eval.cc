@@ -129,7 +129,7 @@ Status Eval(const EvalOptions& options) {
   const bool lists = std::find(tasks.begin(), tasks.end(), "list") != tasks.end();
   if (options.model.model.empty() && !lists) {
     return Error(StatusCode::kInvalidArgument,
-                 "--model is required; give a model directory or a .gguf file");
+                 "--model is required; give a model directory, a .gguf file or a name");
   }
   if (has_drift) return EvalDrift(options.model, options.drift);
   return has_task ? EvalTasks(options.model, options.task) : EvalText(options);

@@ -146,7 +146,7 @@ void Chat::Report() const {
              last_.n_cached_tokens, ShareOfReferenceText(conversation_.KvFraction(last_)));
 }
 
-Status RunChat(const ChatOptions& options) {
+Status RunChat(ChatOptions options) {
   if (options.model.kv.size() > 1) {
     return Error(StatusCode::kInvalidArgument,
                  "chat takes one --kv; kvlathe compare takes several");
@@ -155,6 +155,7 @@ Status RunChat(const ChatOptions& options) {
   KVL_ASSIGN_OR_RETURN(how.sampling, options.generation.Checked());
   how.stops = options.generation.stops;
   if (how.max_tokens == kUntilTheEnd) how.max_tokens = std::numeric_limits<int>::max();
+  KVL_ASSIGN_OR_RETURN(options.model.model, PathOfModel(options.model.model));
   // Before the weights are read, which takes long.
   KVL_RETURN_IF_ERROR(LoadModelConfig(options.model.model).status());
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
