@@ -168,7 +168,7 @@ class SmallModel(cli_support.CommandLineCase):
                 _, shape, data = model.tensors["blk.0.attn_v.weight"]
                 model.tensors["blk.0.attn_v.weight"] = (number, shape, data)
             return change
-        for number in (17, 39, 1000):  # IQ2_XS, MXFP4, and none
+        for number in (17, 40, 1000):  # IQ2_XS, NVFP4, and none
             self.refuse_changed("blk.0.attn_v.weight", give_type(number))
 
     def test_damaged_files(self):

@@ -103,6 +103,7 @@ void AddCalibrateVerb(Verbs* verbs) {
       "calibrate", "Statistics of queries, keys and values for the basis axis",
       "kvlathe calibrate -m models/lathe-nano --random-tokens 16384 -o basis.safetensors",
       [options] { return RunCalibrate(*options); });
+  options->model.exact_rows = true;  // what caches lose is not to drown in the rounding of rows
   AddModelOptions(verb, &options->model);
   verb->get_option("--model")->required(false);
   verb->add_option("--random-model", options->random_model,

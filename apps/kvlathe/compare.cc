@@ -45,6 +45,7 @@ void AddCompareVerb(Verbs* verbs) {
       "compare", "Size, quality and speed of several caches on one model and text",
       "kvlathe compare -m models/lathe-nano --kv none --kv 'lathe(ratio=4)' --text novel.txt",
       [options] { return Compare(*options); });
+  options->model.exact_rows = true;  // what caches lose is not to drown in the rounding of rows
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model,
                   "none, kivi(bits=4,group=64), lathe(ratio=4), lathe(ratio=6)");

@@ -37,6 +37,7 @@ StatusOr<OpenOptions> OpenOptionsOf(const ModelOptions& options) {
     open.kv_budget_bytes = std::max<int64_t>(1, n_bytes);  // 0 would mean the default
   }
   open.row_type = options.dtype == "f32" ? DType::kF32 : DType::kBf16;
+  open.weights = ParseWeightType(options.weights_name);
   open.schedule = ParseSchedule(options.schedule_name);
   open.progress = TerminalProgress();
   open.on_note = [](const Note& note) { PrintNote(note); };

@@ -4,6 +4,23 @@
 
 namespace kvlathe {
 
+namespace {
+
+std::vector<std::string> WeightTypeNames() {
+  std::vector<std::string> names;
+  for (const WeightType type : kWeightTypes) names.emplace_back(WeightTypeName(type));
+  return names;
+}
+
+}  // namespace
+
+std::optional<WeightType> ParseWeightType(const std::string& name) {
+  for (const WeightType type : kWeightTypes) {
+    if (WeightTypeName(type) == name) return type;
+  }
+  return std::nullopt;
+}
+
 void AddWeightOptions(CLI::App* app, ModelOptions* options) {
   app->add_option("-m,--model", options->model, "Hugging Face model directory or .gguf file")
       ->required();
@@ -14,6 +31,12 @@ void AddWeightOptions(CLI::App* app, ModelOptions* options) {
                   "compute and cache rows in bf16 or f32 (exact, slower)")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();
+  app->add_option("--weights", options->weights_name,
+                  "what weights become while they are loaded (default: blocks of a GGUF file stay as "
+                  "they are, all else becomes --dtype)")
+      ->check(CLI::IsMember(WeightTypeNames()));
+  app->add_flag("--weights-exact", options->exact_rows,
+                "multiply weights in blocks with rows of 16 bits in place of 8 (slower)");
   app->add_option("--pre", options->pre,
                   "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's")
       ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));

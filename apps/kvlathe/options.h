@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ namespace kvlathe {
 struct ModelOptions : OpenOptions {
   std::string kv_memory;                   // --kv-memory, as it was written
   std::string dtype = "bf16";              // --dtype
+  std::string weights_name;                // --weights; empty: those of the file
   std::string schedule_name = "balanced";  // --schedule
   bool json = false;
 };
@@ -33,6 +35,9 @@ void AddMaxTokensOption(CLI::App* app, int* max_tokens, const std::string& help)
 
 // All of standard input, byte for byte.
 StatusOr<std::string> ReadStandardInput();
+
+// q4_k, bf16, ..., checked when parsed; none for the empty text.
+std::optional<WeightType> ParseWeightType(const std::string& name);
 
 // static, lpt or balanced, checked when parsed.
 Schedule ParseSchedule(const std::string& name);

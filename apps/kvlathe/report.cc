@@ -197,6 +197,7 @@ void AddReportVerb(Verbs* verbs) {
       "report", "One HTML page: size against quality, tuned caches, ranks and bits by head",
       "kvlathe report -m models/lathe-nano --kv none --kv 'lathe(rate=0.5)' --out report.html",
       [options] { return RunReport(*options); });
+  options->model.exact_rows = true;  // what caches lose is not to drown in the rounding of rows
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "what the profile found, or examples");
   verb->add_option(

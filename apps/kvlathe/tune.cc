@@ -289,6 +289,7 @@ void AddTuneVerb(Verbs* verbs) {
       "tune", "The smallest caches that keep an accuracy, into a profile for accuracy= in --kv",
       "kvlathe tune -m DIR --accuracy 0.99 --task passkey --perplexity novel.txt",
       [options] { return RunTune(*options); });
+  options->model.exact_rows = true;  // what caches lose is not to drown in the rounding of rows
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "");
   verb->get_option("--kv")->description(

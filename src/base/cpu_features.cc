@@ -84,6 +84,11 @@ std::string_view IsaName(Isa isa) {
   return "unknown";
 }
 
+bool HasAvxVnni() {
+  static const bool has = HasAvx2() && (Cpuid(7, 1).eax & (1u << 4)) != 0;
+  return has;
+}
+
 int64_t L1DataBytes() {
   static const int64_t n_bytes = std::max<int64_t>(0, sysconf(_SC_LEVEL1_DCACHE_SIZE));
   return n_bytes;

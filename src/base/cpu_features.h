@@ -29,6 +29,9 @@ StatusOr<Isa> SelectIsa();
 // The first-level data cache of a core; 0 where the system does not tell.
 int64_t L1DataBytes();
 
+// Dots of bytes in vectors of 256 bits, which some machines with kAvx2 have.
+bool HasAvxVnni();
+
 constexpr bool HasBf16Dots(Isa isa) { return isa >= Isa::kAvx512Bf16; }
 
 }  // namespace kvlathe

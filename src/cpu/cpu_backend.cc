@@ -68,10 +68,10 @@ std::vector<float> CpuBackend::TakeChannel(const TakeChannelPlan& plan) {
 }
 
 void CpuBackend::Project(const ProductPlan& plan) {
-  KVL_DCHECK(residents_.At(plan.w)->format().x_type() == plan.x_type);
   const CpuAccess own(*memory_);
   linear_.Run({.w = residents_.At(plan.w),
                .n_rows = plan.n_rows,
+               .x_type = plan.x_type,
                .x = own.At(plan.x),
                .x_stride = plan.x_stride,
                .bias = own.As<const float>(plan.bias),
@@ -102,7 +102,7 @@ void CpuBackend::ProjectHeads(const HeadProductsPlan& plan) {
       params.x_stride = plan.x_stride;
       params.y = own.At(head.y) + tokens.begin * plan.y_stride * element;
       params.y_stride = plan.y_stride;
-      params.y_type = plan.type;
+      params.x_type = params.y_type = plan.type;
       linear_.RunOnWorker(params, worker_id);
     }
   });

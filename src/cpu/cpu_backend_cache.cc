@@ -164,7 +164,7 @@ void CpuBackend::CutKeysOfHead(const CutItem& item, const CpuAccess& access, int
   params.x_stride = item.whole.rank_k;
   params.y = mapped.data();
   params.y_stride = width;
-  params.y_type = item.whole.row_type;
+  params.x_type = params.y_type = item.whole.row_type;
   int64_t n_left = item.n_entries;
   for (const ObjectId& id : item.blocks) {
     std::byte* const block = access.At(id);

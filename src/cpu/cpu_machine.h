@@ -22,6 +22,9 @@ class CpuMachine : public Machine {
         residents_(memory_.get()),
         backend_(pool, isa, memory_.get(), &residents_) {}
 
+  // Rows meet weights in blocks as they are, in place of integers of 8 bits.
+  void set_exact_rows(bool exact) { backend_.set_exact_rows(exact); }
+
   Device& memory() override { return *memory_; }
   Residents& residents() override { return residents_; }
   Backend& backend() override { return backend_; }

@@ -163,7 +163,7 @@ void Rotation::MapQueries(const HeadTurnAt& head, Range tokens, int worker_id) {
   const bool is_dense = n_tokens == 1 || (at.turned_q_stride == group * at.turned_q_width &&
                                           at.mapped_q_stride == group * rank);
   LinearParams params;
-  params.y_type = plan.out_type;
+  params.x_type = params.y_type = plan.out_type;
   params.w = head.query_map;
   params.n_rows = is_dense ? n_tokens * group : n_tokens;
   params.x_stride = is_dense ? at.turned_q_width : at.turned_q_stride;
@@ -181,7 +181,7 @@ void Rotation::MapRows(const HeadTurnAt& head, Range tokens, int worker_id) {
   const RotatePlan& plan = turn_.plan;
   const int64_t element = SizeOf(plan.out_type);
   LinearParams params;
-  params.y_type = plan.out_type;
+  params.x_type = params.y_type = plan.out_type;
   if (head.query_map != nullptr) MapQueries(head, tokens, worker_id);
   if (head.key_map == nullptr) return;
   params.w = head.key_map;

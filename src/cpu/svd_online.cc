@@ -167,6 +167,7 @@ Status SealSide(const OnlineSvdHead& head, const Side& side, const OnlineSvdKern
   std::vector<std::byte> short_rows(kBlockSize * side.rank * SizeOf(type));
   const LinearParams product = {.w = &rotation,
                                 .n_rows = kBlockSize,
+                                .x_type = type,
                                 .x = rows.rows(),
                                 .x_stride = side.dim,
                                 .y = short_rows.data(),

@@ -2,6 +2,7 @@
 // embeddings, maps of latents, codebooks. Plans name it by ids.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -70,13 +71,18 @@ class Residents {
 
   // Whether there are products of rows of that type with such weights.
   virtual bool Multiplies(WeightType weights, DType rows) const = 0;
-  // Memory for W [n_out, n_in], all zero. kResourceExhausted.
+  // Memory for W [n_out, n_in], all zero. kResourceExhausted. Of a type with blocks, n_in is a
+  // multiple of their values.
   virtual StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, WeightType type) = 0;
   // Writes rows [first_out, first_out + n_rows) of W from `rows` [n_rows, n_in] of dtype on the
   // host, row-major, row_stride elements apart; they are read before the call returns. Any range of
   // rows may be written, in any order, from different threads where the rows share no group of 64.
   virtual void WriteRows(const WeightId& weight, int64_t first_out, int64_t n_rows, DType dtype,
                          const void* rows, int64_t row_stride) = 0;
+  // The same of a type with blocks: rows of whole blocks as ggml stores them, row_bytes apart.
+  // WriteRows is for the other types.
+  virtual void WriteBlocks(const WeightId& weight, int64_t first_out, int64_t n_rows,
+                           const std::byte* blocks, int64_t row_bytes) = 0;
   // Row `out` of W as float [n_in], for who folds, prices or looks words up.
   virtual void ReadRow(const WeightId& weight, int64_t out, float* row) = 0;
   virtual int64_t BytesOf(const WeightId& weight) const = 0;
@@ -127,6 +133,7 @@ class Weight : public Resident<WeightId> {
     weight.residents_ = residents;
     weight.n_out_ = n_out;
     weight.n_in_ = n_in;
+    weight.type_ = type;
     return weight;
   }
 
@@ -134,14 +141,19 @@ class Weight : public Resident<WeightId> {
                  int64_t row_stride) {
     residents_->WriteRows(id_, first_out, n_rows, dtype, rows, row_stride);
   }
+  void WriteBlocks(int64_t first_out, int64_t n_rows, const std::byte* blocks, int64_t row_bytes) {
+    residents_->WriteBlocks(id_, first_out, n_rows, blocks, row_bytes);
+  }
   void ReadRow(int64_t out, float* row) const { residents_->ReadRow(id_, out, row); }
 
   int64_t n_out() const { return n_out_; }
   int64_t n_in() const { return n_in_; }
+  WeightType type() const { return type_; }
   int64_t n_bytes() const { return id_.is_null() ? 0 : residents_->BytesOf(id_); }
 
  private:
   int64_t n_out_ = 0, n_in_ = 0;
+  WeightType type_ = WeightType::kBf16;
 };
 
 }  // namespace kvlathe

@@ -1,6 +1,7 @@
 // The basis of keys in W_Q and W_K.
 #include <Eigen/Core>
 
+#include "model/block_types.h"
 #include "model/weights.h"
 
 namespace kvlathe {
@@ -43,7 +44,8 @@ StatusOr<QkProjection> ModelWeights::FoldQueriesAndKeys(int layer_idx, const Mod
   std::vector<float> folded(n_rows * hidden);
   QkProjection p;
   std::vector<float> folded_bias(n_rows);
-  KVL_ASSIGN_OR_RETURN(p.qk, Weight::Create(residents(), n_rows, hidden, types_.weights));
+  const WeightType type = FoldedType(names_.qk(layer_idx).front(), hidden);
+  KVL_ASSIGN_OR_RETURN(p.qk, Weight::Create(residents(), n_rows, hidden, type));
   pool->Run([&](int worker_id) {
     const Range heads = ShareOf(n_all, 1, worker_id, pool->n_workers());
     for (int64_t h = heads.begin; h < heads.end; ++h) {
@@ -62,8 +64,7 @@ StatusOr<QkProjection> ModelWeights::FoldQueriesAndKeys(int layer_idx, const Mod
   pool->Run([&](int worker_id) {
     const Range rows = ShareOf(n_rows, 64, worker_id, pool->n_workers());
     if (rows.begin == rows.end) return;
-    p.qk.WriteRows(rows.begin, rows.end - rows.begin, DType::kF32, &folded[rows.begin * hidden],
-                   hidden);
+    WriteFloats(rows.begin, rows.end - rows.begin, &folded[rows.begin * hidden], &p.qk);
   });
   KVL_ASSIGN_OR_RETURN(p.bias, Upload(std::move(folded_bias)));
   return p;

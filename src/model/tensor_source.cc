@@ -37,21 +37,16 @@ class GgufSource : public TensorSource {
  public:
   explicit GgufSource(std::shared_ptr<const GgufFile> file) : file_(std::move(file)) {}
   bool Has(const std::string& name) const override { return file_->FindTensor(name) != nullptr; }
+  std::optional<GgmlType> BlocksOf(const std::string& name) const override {
+    const GgufTensor* const tensor = file_->FindTensor(name);
+    if (tensor == nullptr || LayoutOf(tensor->type).block_values == 1) return std::nullopt;
+    return tensor->type;
+  }
   StatusOr<StoredTensor> Get(const std::string& name, const std::vector<int64_t>& shape) override {
     KVL_ASSIGN_OR_RETURN(const GgufTensor* tensor, file_->GetTensor(name, shape));
-    StoredTensor stored{DType::kF32, {}, tensor->shape, tensor->data, tensor->n_bytes};
-    switch (tensor->type) {
-      case GgmlType::kF32:
-        break;
-      case GgmlType::kF16:
-        stored.dtype = DType::kF16;
-        break;
-      case GgmlType::kBf16:
-        stored.dtype = DType::kBf16;
-        break;
-      default:
-        stored.blocks = tensor->type;
-    }
+    StoredTensor stored{DType::kF32, BlocksOf(name), tensor->shape, tensor->data, tensor->n_bytes};
+    if (tensor->type == GgmlType::kF16) stored.dtype = DType::kF16;
+    if (tensor->type == GgmlType::kBf16) stored.dtype = DType::kBf16;
     return stored;
   }
   void Done(const StoredTensor& tensor) override {

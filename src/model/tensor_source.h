@@ -33,6 +33,8 @@ class TensorSource {
  public:
   virtual ~TensorSource() = default;
   virtual bool Has(const std::string& name) const = 0;
+  // The blocks that a tensor is stored in; none for plain numbers.
+  virtual std::optional<GgmlType> BlocksOf(const std::string&) const { return std::nullopt; }
   // The tensor, or an error that names it. The data live until Done is called with it; the source
   // is read by one thread.
   virtual StatusOr<StoredTensor> Get(const std::string& name,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/block_types.h"
+
 namespace kvlathe {
 namespace {
 
@@ -85,9 +87,20 @@ StatusOr<std::vector<float>> WeightReader::Matrix(const Projection& projection) 
 
 void WeightReader::PackRows(const StoredTensor& tensor, const Projection& p, Range rows,
                             int64_t first_out, Weight* matrix) {
+  if (!p.is_transposed && HasBlocks(matrix->type()) && tensor.blocks.has_value() &&
+      WeightTypeOf(*tensor.blocks) == matrix->type()) {
+    const GgmlLayout& layout = LayoutOf(*tensor.blocks);
+    const int64_t row_bytes = p.n_in / layout.block_values * layout.block_bytes;
+    ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
+      matrix->WriteBlocks(first_out + rows.begin + offset, n, tensor.data + stored * row_bytes,
+                          row_bytes);
+    });
+    return;
+  }
   // Rows that are stored one by one, as the kernels read them; runs of single rows are slow so.
   const bool has_whole_runs = std::ssize(p.runs) * 64 <= std::max<int64_t>(p.n_out(), 64);
-  if (!p.is_transposed && !tensor.blocks.has_value() && has_whole_runs) {
+  if (!p.is_transposed && !tensor.blocks.has_value() && has_whole_runs &&
+      !HasBlocks(matrix->type())) {
     const int64_t row_bytes = p.n_in * SizeOf(tensor.dtype);
     ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
       matrix->WriteRows(first_out + rows.begin + offset, n, tensor.dtype,
@@ -99,18 +112,56 @@ void WeightReader::PackRows(const StoredTensor& tensor, const Projection& p, Ran
   for (int64_t first = rows.begin; first < rows.end; first += 64) {
     const int64_t n = std::min<int64_t>(64, rows.end - first);
     CopyRows(tensor, p, {first, first + n}, values.data());
-    matrix->WriteRows(first_out + first, n, DType::kF32, values.data(), p.n_in);
+    WriteFloats(first_out + first, n, values.data(), matrix);
   }
 }
 
-StatusOr<Weight> WeightReader::Pack(const std::vector<Projection>& parts, WeightType type,
+WeightType WeightReader::TypeOf(const std::vector<Projection>& parts,
+                                const NumberTypes& types) const {
+  const int64_t n_in = parts.front().n_in;
+  std::optional<WeightType> kept;
+  bool is_mixed = false, has_blocks = false;
+  for (const Projection& part : parts) {
+    const std::optional<GgmlType> blocks = source_->BlocksOf(part.tensor + ".weight");
+    has_blocks |= blocks.has_value();
+    std::optional<WeightType> of_part;
+    if (blocks.has_value() && !part.is_transposed) of_part = WeightTypeOf(*blocks);
+    if (&part == parts.data()) kept = of_part;
+    is_mixed |= of_part != kept;
+  }
+  const WeightType dense = types.dense_weights();
+  if (!types.keeps_blocks || !has_blocks) return FittingType(types.weights, n_in, dense);
+  if (kept.has_value() && !is_mixed) return *kept;
+  return FittingType(WeightType::kQ8_0, n_in, dense);
+}
+
+void WeightReader::Count(const StoredTensor& tensor, const Projection& part, WeightType type) {
+  if (!tensor.blocks.has_value() || WeightTypeOf(*tensor.blocks) == type) return;
+  auto found = std::ranges::find_if(remade_, [&](const Remade& r) {
+    return r.from == *tensor.blocks && r.to == type;
+  });
+  if (found == remade_.end()) found = remade_.insert(found, Remade{*tensor.blocks, type});
+  ++found->n_matrices;
+  found->stored_bytes += tensor.n_bytes;
+  const int64_t n_values = part.n_out() * part.n_in;
+  if (!HasBlocks(type)) {
+    found->bytes += n_values * (type == WeightType::kF32 ? 4 : 2);
+    return;
+  }
+  const GgmlLayout& layout = LayoutOf(StoredTypeOf(type));
+  found->bytes += n_values / layout.block_values * layout.block_bytes;
+}
+
+StatusOr<Weight> WeightReader::Pack(const std::vector<Projection>& parts, const NumberTypes& types,
                                     Residents* residents, ThreadPool* pool) {
+  const WeightType type = TypeOf(parts, types);
   int64_t n_out = 0;
   for (const Projection& part : parts) n_out += part.n_out();
   KVL_ASSIGN_OR_RETURN(Weight matrix, Weight::Create(residents, n_out, parts.front().n_in, type));
   int64_t first_out = 0;
   for (const Projection& part : parts) {
     KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(part));
+    Count(tensor, part, type);
     // Workers may share no group of 64 packed rows.
     const bool is_aligned = first_out % 64 == 0;
     pool->Run([&](int worker_id) {

@@ -8,6 +8,7 @@
 
 #include "base/threads.h"
 #include "machine/residents.h"
+#include "model/number_types.h"
 #include "model/tensor_source.h"
 #include "model/weight_names.h"
 
@@ -28,9 +29,22 @@ class WeightReader {
   StatusOr<std::vector<float>> Bias(const Projection& projection);
   // Its matrix, [n_out, n_in] row-major.
   StatusOr<std::vector<float>> Matrix(const Projection& projection);
-  // Parts below each other from row 0 of a new matrix among `residents` on.
-  StatusOr<Weight> Pack(const std::vector<Projection>& parts, WeightType type, Residents* residents,
-                        ThreadPool* pool);
+  // Parts below each other from row 0 of a new matrix among `residents` on, of the type that
+  // TypeOf names.
+  StatusOr<Weight> Pack(const std::vector<Projection>& parts, const NumberTypes& types,
+                        Residents* residents, ThreadPool* pool);
+  // The type of such a matrix: that of the blocks of all parts where `types` keeps blocks; kQ8_0
+  // where they differ; else types.weights, or what fits the inputs.
+  WeightType TypeOf(const std::vector<Projection>& parts, const NumberTypes& types) const;
+  // What came of stored blocks that were not kept, by what they were and became.
+  struct Remade {
+    GgmlType from;
+    WeightType to;
+    int64_t n_matrices = 0;
+    int64_t stored_bytes = 0;
+    int64_t bytes = 0;
+  };
+  const std::vector<Remade>& remade() const { return remade_; }
   // A stored [n_rows, n_columns] table that stays readable as long as the reader lives.
   StatusOr<StoredTensor> Table(const std::string& name, int64_t n_rows, int64_t n_columns);
 
@@ -58,10 +72,12 @@ class WeightReader {
   // Rows [rows.begin, rows.end) of the projection's matrix as floats.
   static void CopyRows(const StoredTensor& tensor, const Projection& projection, Range rows,
                        float* out);
+  void Count(const StoredTensor& tensor, const Projection& part, WeightType type);
   static void PackRows(const StoredTensor& tensor, const Projection& projection, Range rows,
                        int64_t first_out, Weight* matrix);
 
   std::unique_ptr<TensorSource> source_;
+  std::vector<Remade> remade_;
 };
 
 }  // namespace kvlathe

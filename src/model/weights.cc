@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "base/random.h"
+#include "model/block_types.h"
 
 namespace kvlathe {
 namespace {
@@ -93,7 +94,7 @@ StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& co
 
 Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
   KVL_ASSIGN_OR_RETURN(lm_head_,
-                       reader_.Pack({names_.output_head()}, types_.weights, residents(), pool));
+                       reader_.Pack({names_.output_head()}, types_, residents(), pool));
   if (!config_.tie_word_embeddings) {
     KVL_ASSIGN_OR_RETURN(embedding_, AddTable(names_.embedding(), config_.vocab_size));
   }
@@ -139,15 +140,15 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   LayerWeights& layer = layers_[layer_idx];
   KVL_RETURN_IF_ERROR(LoadNorms(layer_idx));
   const std::vector<Projection> qk = names_.qk(layer_idx);
-  KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, types_.weights, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, types_, residents(), pool));
   if (config_.biases.qkv) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> bias, ReadBiases(qk));
     KVL_ASSIGN_OR_RETURN(layer.qk_bias, Upload(std::move(bias)));
   }
   const std::vector<Projection> mlp_in = names_.mlp_in(layer_idx);
   const Projection down = names_.mlp_out(layer_idx);
-  KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, types_.weights, residents(), pool));
-  KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, types_.weights, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, types_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, types_, residents(), pool));
   if (config_.biases.mlp) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> of_in, ReadBiases(mlp_in));
     KVL_ASSIGN_OR_RETURN(layer.mlp_in_bias, Upload(std::move(of_in)));
@@ -196,11 +197,17 @@ StatusOr<ModelWeights::ValueBiases> ModelWeights::ReadValueBiases(int layer_idx)
 StatusOr<ValueProjection> ModelWeights::WholeValues(int layer_idx, ThreadPool* pool) {
   ValueProjection p;
   KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
-  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({names_.v(layer_idx)}, types_.weights, residents(), pool));
-  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, types_.weights, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({names_.v(layer_idx)}, types_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, types_, residents(), pool));
   KVL_ASSIGN_OR_RETURN(p.v_bias, Upload(std::move(biases.v)));
   KVL_ASSIGN_OR_RETURN(p.o_bias, Upload(std::move(biases.o)));
   return p;
+}
+
+WeightType ModelWeights::FoldedType(const Projection& whole, int64_t n_in) const {
+  const WeightType type = reader_.TypeOf({whole}, types_);
+  // A fold makes new numbers: what was rounded to few bits is not rounded so again.
+  return HasBlocks(type) ? FittingType(WeightType::kQ8_0, n_in, types_.dense_weights()) : type;
 }
 
 StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelBasis& basis,
@@ -213,10 +220,12 @@ StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelB
   ValueProjection p;
   KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
   const int64_t v_rows = v_offset.back(), hidden = c.hidden_dim;
-  KVL_ASSIGN_OR_RETURN(p.v, Weight::Create(residents(), v_rows, hidden, types_.weights));
+  const WeightType v_type = FoldedType(names_.v(layer_idx), hidden);
+  KVL_ASSIGN_OR_RETURN(p.v, Weight::Create(residents(), v_rows, hidden, v_type));
   const int64_t o_columns =
       KeepsOutputs(basis) ? int64_t{c.n_heads} * c.head_dim : v_rows * c.gqa_group();
-  KVL_ASSIGN_OR_RETURN(p.o, Weight::Create(residents(), hidden, o_columns, types_.weights));
+  const WeightType o_type = FoldedType(names_.o(layer_idx), o_columns);
+  KVL_ASSIGN_OR_RETURN(p.o, Weight::Create(residents(), hidden, o_columns, o_type));
   KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, basis, v_offset, pool, &p, &biases));
   KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, basis, v_offset, pool, &p, &biases));
   KVL_ASSIGN_OR_RETURN(p.v_bias, Upload(std::move(biases.v)));
@@ -281,8 +290,7 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
   pool->Run([&](int worker_id) {
     const Range rows = ShareOf(v_rows, 64, worker_id, pool->n_workers());
     if (rows.begin == rows.end) return;
-    p->v.WriteRows(rows.begin, rows.end - rows.begin, DType::kF32, &folded[rows.begin * hidden],
-                   hidden);
+    WriteFloats(rows.begin, rows.end - rows.begin, &folded[rows.begin * hidden], &p->v);
   });
   return OkStatus();
 }
@@ -318,7 +326,7 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
           Eigen::Map<RowMatrix>(&biases->o[first], n, 1) +=
               from.middleCols(h * d, d) * ConstMap(offset.data() + g % n_joined * d, d, 1);
         }
-        p->o.WriteRows(first, n, DType::kF32, folded.data(), o_columns);
+        WriteFloats(first, n, folded.data(), &p->o);
       });
 }
 

@@ -105,6 +105,8 @@ class ModelWeights {
   const NormWeights& final_norm() const { return final_norm_; }
   Machine& machine() const { return *machine_; }
   const Weight& lm_head() const { return lm_head_; }
+  // Stored blocks that were not kept as they are.
+  const std::vector<WeightReader::Remade>& remade() const { return reader_.remade(); }
   // What is read again: W_V and W_O for each basis, and all for analyses (model/weight_grams.h).
   WeightReader& reader() { return reader_; }
   const WeightNames& names() const { return names_; }
@@ -125,6 +127,8 @@ class ModelWeights {
   StatusOr<Resident<TableId>> AddTable(const std::string& name, int64_t n_rows);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   Status LoadNorms(int layer_idx);
+  // Of what a basis is folded into, with n_in inputs: 8 bits where the matrix has fewer.
+  WeightType FoldedType(const Projection& whole, int64_t n_in) const;
   StatusOr<ValueProjection> WholeValues(int layer_idx, ThreadPool* pool);
   StatusOr<ValueProjection> FoldedValues(int layer_idx, const ModelBasis& basis, ThreadPool* pool);
   StatusOr<ValueBiases> ReadValueBiases(int layer_idx);

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "evaluation/quality.h"
 #include "machine/attention/schedule.h"
+#include "machine/weight_type.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -38,6 +40,12 @@ struct OpenOptions {
   std::string pre;      // pre-tokenizer, TokenizerOptions::pre
   int64_t kv_budget_bytes = 0;    // of all caches; 0: half of the free memory
   DType row_type = DType::kBf16;  // of activations and cache rows: BF16, or F32 (exact, slower)
+  // What weights become while they are loaded; none: blocks of a GGUF file stay as they are, all
+  // else becomes row_type.
+  std::optional<WeightType> weights;
+  // Products with weights in blocks do not round rows to 8 bits: slower, and what caches are
+  // compared with.
+  bool exact_rows = false;
   Schedule schedule = Schedule::kBalanced;
   int ctx_size = 0;            // positions, at most the model's; 0: the model's
   int n_threads = 0;           // workers; 0: as many as processors

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <utility>
 
+#include "base/units.h"
 #include "calibration/fingerprint.h"
 #include "evaluation/bench/deciding_weights.h"
 #include "io/files.h"
@@ -29,6 +30,16 @@ int64_t DefaultKvBudget() {
     if (key == "MemAvailable:") return kib * 512;
   }
   return int64_t{4} << 30;
+}
+
+NumberTypes NumberTypesOf(const OpenOptions& options) {
+  NumberTypes types = options.row_type;
+  if (options.weights.has_value()) {
+    types.weights = *options.weights;
+  } else {
+    types.keeps_blocks = true;
+  }
+  return types;
 }
 
 // Of every --kv, before the model is opened: what the spec alone rules out. A question has its
@@ -98,10 +109,22 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
     };
   }
   KVL_ASSIGN_OR_RETURN(auto weights,
-                       ModelWeights::Load(config_, row_type(), std::move(source),
-                                          MakeMachine(threads_.get(), isa_), progress));
+                       ModelWeights::Load(config_, NumberTypesOf(options_), std::move(source),
+                                          MakeMachine(threads_.get(), isa_, options_.exact_rows),
+                                          progress));
   weights_ = std::move(weights);
+  if (!options_.weights.has_value()) NoteRemadeWeights();
   return OkStatus();
+}
+
+// Of blocks that a file has and no product reads: what they became.
+void Workspace::NoteRemadeWeights() const {
+  for (const WeightReader::Remade& remade : weights_->remade()) {
+    Notify(Note::Kind::kNote,
+           fmt::format("{} matrices of {} became {}: {} in place of {}", remade.n_matrices,
+                       LayoutOf(remade.from).name, WeightTypeName(remade.to),
+                       FormatBytes(remade.bytes), FormatBytes(remade.stored_bytes)));
+  }
 }
 
 Status Workspace::CheckSpecs() {

@@ -90,6 +90,7 @@ class Workspace {
   // Of every --kv what can be known before weights are read, and before a calibration for one of
   // the others: its answer in a profile among them.
   Status CheckSpecs();
+  void NoteRemadeWeights() const;
   void NoteWhatRatioMeans(const SpecModel& spec_model);
 
   OpenOptions options_;

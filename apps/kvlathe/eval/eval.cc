@@ -143,6 +143,7 @@ void AddEvalVerb(Verbs* verbs) {
       verbs->Add("eval", "Perplexity, KL or drift on a text, or scores on tasks",
                  "kvlathe eval -m models/lathe-nano --kv 'lathe(ratio=4)' --kl novel.txt",
                  [options] { return Eval(*options); });
+  options->model.exact_rows = true;  // what caches lose is not to drown in the rounding of rows
   AddModelOptions(verb, &options->model);
   verb->get_option("--model")->required(false);  // --task list needs none
   AddCacheOptions(verb, &options->model, "none");

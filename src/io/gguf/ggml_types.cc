@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "base/check.h"
@@ -56,7 +57,7 @@ constexpr KnownType kKnownTypes[] = {
     {{"IQ4_NL_4_4", 0, 0}},
     {{"IQ4_NL_4_8", 0, 0}},
     {{"IQ4_NL_8_8", 0, 0}},
-    {{"MXFP4", 32, 17}},
+    {{"MXFP4", 32, 17}, true},
     {{"NVFP4", 64, 36}},
     {{"Q1_0", 128, 18}},
     {{"Q2_0", 64, 18}},
@@ -86,6 +87,21 @@ bool HalvesAreFinite(const std::byte* from, int64_t n, uint16_t mask) {
     found |= (bits & mask) == mask;
   }
   return found == 0;
+}
+
+// A block of MXFP4 is a power of two, 2^(exponent - 128), and 32 codes of magnitudes up to 12.
+bool MxfpBlocksAreFinite(const std::byte* from, int64_t n_blocks) {
+  constexpr int kLargestSafeExponent = 252;  // 12 * 2^124 is the largest such value of F32
+  constexpr int kNan = 255;
+  for (int64_t i = 0; i < n_blocks; ++i, from += 17) {
+    const int exponent = std::to_integer<int>(from[0]);
+    if (exponent <= kLargestSafeExponent) continue;
+    if (exponent == kNan) return false;
+    float values[32];
+    DequantizeBlocks(GgmlType::kMxfp4, from, 32, values);
+    if (!std::ranges::all_of(values, [](float x) { return std::isfinite(x); })) return false;
+  }
+  return true;
 }
 
 bool FloatsAreFinite(const std::byte* from, int64_t n) {
@@ -156,6 +172,8 @@ bool AllFinite(GgmlType type, const std::byte* from, int64_t n) {
       return scales_at({108});
     case GgmlType::kQ6_K:
       return scales_at({208});
+    case GgmlType::kMxfp4:
+      return MxfpBlocksAreFinite(from, n_blocks);
   }
   return false;
 }

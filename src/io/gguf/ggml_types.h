@@ -27,6 +27,7 @@ enum class GgmlType : uint32_t {
   kIq4Nl = 20,
   kIq4Xs = 23,
   kBf16 = 30,
+  kMxfp4 = 39,
 };
 
 // A block of `block_values` values takes `block_bytes` bytes.
@@ -49,7 +50,8 @@ std::optional<GgmlLayout> KnownGgmlLayout(uint32_t number);
 void DequantizeBlocks(GgmlType type, const std::byte* from, int64_t n, float* to);
 
 // Whether all n values are finite, a multiple of block_values: looks at scales alone where values
-// have some.
+// have some. The exponent 255 of MXFP4 is a NaN by the standard of the format, so its values are
+// not finite, whatever DequantizeBlocks makes of them.
 bool AllFinite(GgmlType type, const std::byte* from, int64_t n);
 
 }  // namespace kvlathe

@@ -2,9 +2,9 @@
 // rounding for each product and each sum. This file is compiled without contraction, so that no
 // product and sum become one operation with one rounding.
 //
-// In a block, F16 scales stand beside packed integers. Where a value has more bits than 4 or 2, its
-// upper bits stand in an array of their own. The loops of a fixed length are those that the
-// compiler makes vector code of.
+// In a block, scales (F16, or a power of two) stand beside packed integers. Where a value has more
+// bits than 4 or 2, its upper bits stand in an array of their own. The loops of a fixed length are
+// those that the compiler makes vector code of.
 #include <bit>
 #include <cstring>
 
@@ -223,10 +223,10 @@ void DequantizeQ6_K(const Byte* from, int64_t n_blocks, float* __restrict to) {
 constexpr float kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                   1,    13,   25,  38,  53,  69,  89,  113};
 
-// 32 values of four bits, each the number of a value of kNonLinear.
-inline void LookUp(const Byte* q, float scale, float* __restrict to) {
+// 32 values of four bits, each the number of one of 16 values.
+inline void LookUp(const Byte* q, float scale, const float (&values)[16], float* __restrict to) {
   float scaled[16];
-  for (int k = 0; k < 16; ++k) scaled[k] = scale * kNonLinear[k];
+  for (int k = 0; k < 16; ++k) scaled[k] = scale * values[k];
   for (int l = 0; l < 16; ++l) {
     to[l] = scaled[q[l] & 15];
     to[l + 16] = scaled[q[l] >> 4];
@@ -235,7 +235,7 @@ inline void LookUp(const Byte* q, float scale, float* __restrict to) {
 
 void DequantizeIq4Nl(const Byte* from, int64_t n_blocks, float* __restrict to) {
   for (int64_t i = 0; i < n_blocks; ++i, from += 18, to += kBlock) {
-    LookUp(from + 2, LoadScale(from), to);
+    LookUp(from + 2, LoadScale(from), kNonLinear, to);
   }
 }
 
@@ -246,8 +246,20 @@ void DequantizeIq4Xs(const Byte* from, int64_t n_blocks, float* __restrict to) {
     const int high = Load16(from + 2);
     for (int c = 0; c < 8; ++c) {
       const int scale = (from[4 + c / 2] >> (c % 2 * 4) & 15) | (high >> 2 * c & 3) << 4;
-      LookUp(from + 8 + c * 16, d * static_cast<float>(scale - 32), to + c * 32);
+      LookUp(from + 8 + c * 16, d * static_cast<float>(scale - 32), kNonLinear, to + c * 32);
     }
+  }
+}
+
+// Twice the values of FP4 E2M1. The code of -0 is a plain zero, as it is to the package.
+constexpr float kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// A block has an exponent in place of a scale: half of E8M0, 2^(exponent - 128).
+void DequantizeMxfp4(const Byte* from, int64_t n_blocks, float* __restrict to) {
+  for (int64_t i = 0; i < n_blocks; ++i, from += 17, to += kBlock) {
+    const uint32_t exponent = from[0];
+    const uint32_t bits = exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23;
+    LookUp(from + 1, std::bit_cast<float>(bits), kE2m1, to);
   }
 }
 
@@ -290,6 +302,8 @@ void DequantizeBlocks(GgmlType type, const std::byte* from, int64_t n, float* to
       return DequantizeIq4Nl(bytes, n_blocks, to);
     case GgmlType::kIq4Xs:
       return DequantizeIq4Xs(bytes, n_blocks, to);
+    case GgmlType::kMxfp4:
+      return DequantizeMxfp4(bytes, n_blocks, to);
   }
 }
 

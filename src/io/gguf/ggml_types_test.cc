@@ -45,12 +45,16 @@ std::vector<std::byte> RandomBytes(uint64_t seed, uint64_t stream, int64_t n_byt
   return bytes;
 }
 
-// The three functions below repeat those of tests/golden/ggml/make_golden.py.
+// The four functions below repeat those of tests/golden/ggml/make_golden.py.
 uint16_t ScaleBits(uint64_t number) {
   const auto bits = static_cast<uint16_t>(number >> 16);
   if (number % 8 == 0) return bits & 0x8000;
   if (number % 8 == 1) return (bits & 0x83ff) | 1;
   return (bits & 0x7c00) == 0x7c00 ? bits & ~0x4000 : bits;
+}
+
+uint8_t ExponentByte(uint64_t number) {
+  return static_cast<uint8_t>(number % 8 == 0 ? number >> 16 & 1 : (number >> 16) % 253);
 }
 
 template <typename T>
@@ -75,6 +79,16 @@ std::vector<std::byte> RandomBlocks(uint64_t seed, const TypeCase& type_case, in
       const uint16_t bits = ScaleBits(random.Next());
       std::memcpy(&blocks[static_cast<size_t>(i * block_bytes + offset)], &bits, sizeof(bits));
     }
+  }
+  return blocks;
+}
+
+std::vector<std::byte> RandomMxfpBlocks(uint64_t seed, int64_t n_blocks) {
+  constexpr auto kNumber = static_cast<uint64_t>(GgmlType::kMxfp4);
+  auto blocks = RandomBytes(seed, kNumber, n_blocks * 17);
+  Random random(seed, 1000 + kNumber);
+  for (int64_t i = 0; i < n_blocks; ++i) {
+    blocks[static_cast<size_t>(i * 17)] = std::byte{ExponentByte(random.Next())};
   }
   return blocks;
 }
@@ -110,7 +124,7 @@ TEST(GgmlTypes, EveryValueIsThatOfThePythonPackageBitForBit) {
   const nlohmann::json golden = ReadGolden();
   const auto seed = golden.at("seed").get<uint64_t>();
   const nlohmann::json& types = golden.at("types");
-  EXPECT_EQ(types.size(), 3 + TypesWithBlocks().size());
+  EXPECT_EQ(types.size(), 3 + TypesWithBlocks().size() + 1);
   ExpectGolden(types.at("F32"), GgmlType::kF32,
                PlainValues<uint32_t>(seed, GgmlType::kF32, 0x7f800000u));
   ExpectGolden(types.at("F16"), GgmlType::kF16,
@@ -122,6 +136,7 @@ TEST(GgmlTypes, EveryValueIsThatOfThePythonPackageBitForBit) {
     ExpectGolden(types.at(std::string(LayoutOf(type_case.type).name)), type_case.type,
                  RandomBlocks(seed, type_case, n_blocks));
   }
+  ExpectGolden(types.at("MXFP4"), GgmlType::kMxfp4, RandomMxfpBlocks(seed, n_blocks));
 }
 
 TEST(GgmlTypes, EveryF16AndBf16NumberConvertsAsElsewhere) {
@@ -202,6 +217,31 @@ TEST(GgmlTypes, AnInfiniteScaleOfAnyBlockIsSeen) {
           EXPECT_FALSE(AllFinite(type_case.type, blocks.data(), n)) << layout.name << " " << block;
         }
       }
+    }
+  }
+}
+
+TEST(GgmlTypes, AnExponentOf255IsSeenInAnyBlockOfMxfp4) {
+  constexpr int64_t kBlocks = 7;
+  const auto finite = RandomMxfpBlocks(3, kBlocks);
+  EXPECT_TRUE(AllFinite(GgmlType::kMxfp4, finite.data(), kBlocks * 32));
+  for (size_t block = 0; block < kBlocks; ++block) {
+    auto blocks = finite;
+    std::fill_n(&blocks[block * 17], 17, std::byte{0});  // 255 is a NaN of zeros too
+    blocks[block * 17] = std::byte{255};
+    EXPECT_FALSE(AllFinite(GgmlType::kMxfp4, blocks.data(), kBlocks * 32)) << block;
+  }
+}
+
+TEST(GgmlTypes, BlocksOfMxfp4AreFiniteExactlyWhereTheirValuesAre) {
+  for (int exponent = 0; exponent < 255; ++exponent) {
+    for (int code = 0; code < 16; ++code) {
+      std::byte block[17] = {std::byte(exponent)};
+      block[9] = std::byte(code << 4);
+      float values[32];
+      DequantizeBlocks(GgmlType::kMxfp4, block, 32, values);
+      ASSERT_EQ(AllFinite(GgmlType::kMxfp4, block, 32), std::isfinite(values[24]))
+          << exponent << " " << code;
     }
   }
 }

@@ -323,7 +323,7 @@ StatusOr<json> GgufConfigJson(const GgufFile& file) {
   if (!unreadable.empty()) {
     return Error(StatusCode::kUnimplemented,
                  "{}: {}, which is not supported; supported: F32, F16, BF16, Q4_0, Q4_1, Q5_0, "
-                 "Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS",
+                 "Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4",
                  file.path(), unreadable.front());
   }
   const ArchitectureKeys keys(file, std::string(architecture->name));

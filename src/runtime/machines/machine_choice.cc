@@ -4,8 +4,10 @@
 
 namespace kvlathe {
 
-std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa) {
-  return std::make_shared<CpuMachine>(pool, isa);
+std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa, bool exact_rows) {
+  auto machine = std::make_shared<CpuMachine>(pool, isa);
+  machine->set_exact_rows(exact_rows);
+  return machine;
 }
 
 StatusOr<std::shared_ptr<Machine>> MakeMachine(ThreadPool* pool) {

@@ -22,6 +22,8 @@ SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
     "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0],
 }
+# Of the types whose blocks have an exponent: where its byte stands.
+EXPONENTS = {"MXFP4": 0}
 PLAIN = ["F32", "F16", "BF16"]
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
@@ -56,6 +58,12 @@ def scale_bits(number):
     return bits & ~0x4000 if bits & 0x7C00 == 0x7C00 else bits
 
 
+def exponent_byte(number):
+    """One exponent in eight is one of the two whose powers are subnormal; none makes a value infinite."""
+    kind = number % 8
+    return number >> 16 & 1 if kind == 0 else (number >> 16) % 253
+
+
 def blocks_of(name):
     quant_type = gguf.GGMLQuantizationType[name]
     if name in PLAIN:
@@ -65,6 +73,10 @@ def blocks_of(name):
         return values.view(np.uint8)
     block_bytes = gguf.GGML_QUANT_SIZES[quant_type][1]
     blocks = random_bytes(quant_type, N_BLOCKS * block_bytes).reshape(N_BLOCKS, block_bytes)
+    if name in EXPONENTS:
+        numbers = random_numbers(1000 + quant_type, N_BLOCKS)
+        blocks[:, EXPONENTS[name]] = [exponent_byte(number) for number in numbers]
+        return blocks.reshape(-1)
     numbers = iter(random_numbers(1000 + quant_type, N_BLOCKS * len(SCALES[name])))
     for block in blocks:
         for offset in SCALES[name]:
@@ -108,7 +120,7 @@ def main():
         "seed": SEED,
         "n_blocks": N_BLOCKS,
         "layouts": layouts,
-        "types": {name: golden(name) for name in PLAIN + list(SCALES)},
+        "types": {name: golden(name) for name in PLAIN + list(SCALES) + list(EXPONENTS)},
     }
     text = json.dumps(document, indent=1)
     (pathlib.Path(__file__).parent / "golden.json").write_text(text + "\n")

@@ -122,6 +122,20 @@ StatusOr<double> MeasureReadBandwidth(ThreadPool& pool, Isa isa) {
   return static_cast<double>(buffer.n_bytes()) / best_seconds * 1e-9;
 }
 
+double MeasureIntegerPeak(ThreadPool& pool, Isa isa) {
+  static std::atomic<int64_t> checksum = 0;  // keeps the dots
+  if (isa == Isa::kScalar) return 0;
+  const IntegerDots& dots = isa == Isa::kAvx2 ? kIntegerDotsOfAvx2 : kIntegerDotsOfAvx512;
+  constexpr int64_t kSteps = 4'000'000;
+  double best_seconds = 1e30;
+  for (int i = 0; i < kRepeats; ++i) {
+    const Stopwatch watch;
+    pool.Run([&](int) { checksum += dots.run(kSteps); });
+    best_seconds = std::min(best_seconds, watch.Seconds());
+  }
+  return static_cast<double>(kSteps * dots.dots_of_step * pool.n_workers()) / best_seconds;
+}
+
 StatusOr<double> MeasureGemmPeak(ThreadPool& pool, Isa isa) {
   const auto type = HasBf16Dots(isa) ? memory::data_type::bf16 : memory::data_type::f32;
   const int n_threads_before = omp_get_max_threads();

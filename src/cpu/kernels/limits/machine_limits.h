@@ -28,6 +28,18 @@ double ReadPassSeconds(ThreadPool& pool, Isa isa, const std::byte* data, int64_t
 // F32. About 2 s at 0.5 TFLOP/s.
 StatusOr<double> MeasureGemmPeak(ThreadPool& pool, Isa isa);
 
+// Highest rate of multiplications of bytes per second, on all workers, as products of weights in
+// blocks compute them. 0 with Isa::kScalar. About 0.1 s.
+double MeasureIntegerPeak(ThreadPool& pool, Isa isa);
+
+// A loop of such dots in registers: n steps of dots_of_step multiplications.
+struct IntegerDots {
+  int64_t (*run)(int64_t n);
+  int dots_of_step;
+};
+extern const IntegerDots kIntegerDotsOfAvx2;
+extern const IntegerDots kIntegerDotsOfAvx512;
+
 // One way of reading memory: returns a value that depends on every byte, so that no load can be
 // left out. n_bytes is a multiple of kReadLoopStep.
 struct ReadLoop {

@@ -56,7 +56,7 @@ void PackBlock(int64_t first, int64_t n_rows, int64_t n_in, DType dtype, const s
 
 class Bf16WeightFormat : public WeightFormat {
  public:
-  DType x_type() const override { return DType::kBf16; }
+  bool Multiplies(DType x_type) const override { return x_type == DType::kBf16; }
 
   int64_t BytesFor(const MatrixSize& size) const override {
     return RoundUp(size.n_out, kOutBlock) * PaddedIn(size) * SizeOf(DType::kBf16);

@@ -18,7 +18,7 @@ constexpr int64_t kF32TileOut = 64;
 
 class F32WeightFormat : public WeightFormat {
  public:
-  DType x_type() const override { return DType::kF32; }
+  bool Multiplies(DType x_type) const override { return x_type == DType::kF32; }
 
   int64_t BytesFor(const MatrixSize& size) const override {
     return PaddedOut(size) * size.n_in * SizeOf(DType::kF32);

@@ -17,7 +17,8 @@ namespace kvlathe {
 struct LinearParams {
   const PackedMatrix* w = nullptr;
   int64_t n_rows = 0;
-  const void* x = nullptr;      // [n_rows, n_in] in w->format().x_type()
+  DType x_type = DType::kBf16;  // one that w->format() multiplies
+  const void* x = nullptr;      // [n_rows, n_in]
   int64_t x_stride = 0;         // elements; n_in lets oneDNN read x in place
   const float* bias = nullptr;  // [n_out] or null
   void* y = nullptr;            // [n_rows, n_out] in y_type
@@ -37,6 +38,9 @@ class Linear {
   // Our own kernels for any number of rows: every row of y has the bits that it has alone. Many
   // rows are slower then. Not while anything runs.
   void set_deterministic(bool deterministic);
+  // Rows meet weights in blocks as they are, in place of integers of 8 bits; slower. Not while
+  // anything runs.
+  void set_exact_rows(bool exact);
   // Runs on all workers of the pool, each on its own part of y.
   void Run(const LinearParams& params);
   // The same on the calling worker alone, for many small products in one parallel region

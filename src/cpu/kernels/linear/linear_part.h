@@ -9,6 +9,8 @@
 
 namespace kvlathe {
 
+struct QuantizedRows;
+
 // y [n_rows, n_out] = x [n_rows, n_in] W^T. Pointers stand at the first row and output of the part;
 // the first output is a multiple of kOutBlock.
 struct LinearPart {
@@ -18,8 +20,11 @@ struct LinearPart {
   int64_t n_in;
   const void* x;
   int64_t x_stride;  // elements
-  const void* w;     // Bf16: [n_out / 64][w_stride / 2][64][2]; F32: [n_in][w_stride]
-  int64_t w_stride;  // Bf16: n_in padded; F32: n_out of the whole matrix padded
+  const QuantizedRows* integers;  // the rows as integers of 8 bits; null: as x has them
+  const void* w;     // Bf16: [n_out / 64][w_stride / 2][64][2]; F32: [n_in][w_stride]; blocks:
+                     // groups of 16 outputs
+  int64_t w_stride;  // Bf16: n_in padded; F32: n_out of the whole matrix padded; blocks: bytes
+                     // from group to group
   const float* bias;
   void* y;
   int64_t y_stride;  // elements

@@ -66,6 +66,7 @@ void ExpectMatchesDouble(const Problem& p, Isa isa, Linear& linear, Where where,
   std::vector<std::byte> stored_y = Stored(y_before, p.y_type);
   const LinearParams params = {.w = &packed,
                                .n_rows = p.n_rows,
+                               .x_type = p.x_type,
                                .x = stored_x.data(),
                                .x_stride = x_stride,
                                .bias = p.has_bias ? bias.data() : nullptr,
@@ -219,6 +220,7 @@ TEST_P(LinearTest, DeterministicRowsAreThoseOfARowAlone) {
       std::vector<float> y(n_rows * n_out);
       const LinearParams params = {.w = &w,
                                    .n_rows = n_rows,
+                                   .x_type = type,
                                    .x = stored_x.data() + first_row * n_in * SizeOf(type),
                                    .x_stride = n_in,
                                    .y = y.data(),

@@ -30,6 +30,9 @@ class PackedMatrix {
   void PackRows(int64_t first_out, int64_t n_rows, DType dtype, const void* rows,
                 int64_t row_stride);
 
+  // The same of blocks as ggml stores them, of W's own type.
+  void PackBlocks(const SourceBlocks& source) { format_->PackBlocks(size_, source, data_); }
+
   // Row `out` of W as float, for folding and tests.
   void UnpackRow(int64_t out, float* row) const;
 

@@ -1,3 +1,4 @@
+#include "cpu/kernels/linear/blocks/block_weights.h"
 #include "cpu/kernels/linear/dense_weights.h"
 #include "cpu/kernels/linear/weight_format.h"
 
@@ -8,9 +9,10 @@ const WeightFormat& FormatOf(WeightType type) {
     case WeightType::kBf16:
       return Bf16Weights();
     case WeightType::kF32:
-      break;
+      return F32Weights();
+    default:
+      return BlockWeights(type);
   }
-  return F32Weights();
 }
 
 }  // namespace kvlathe

@@ -12,7 +12,7 @@ CpuResidents::~CpuResidents() {
 }
 
 bool CpuResidents::Multiplies(WeightType weights, DType rows) const {
-  return FormatOf(weights).x_type() == rows;
+  return FormatOf(weights).Multiplies(rows);
 }
 
 StatusOr<WeightId> CpuResidents::AddWeight(int64_t n_out, int64_t n_in, WeightType type) {
@@ -34,6 +34,12 @@ void CpuResidents::WriteRows(const WeightId& weight, int64_t first_out, int64_t 
                              const void* rows, int64_t row_stride) {
   const CpuAccess access(*memory_);
   weights_.find(weight.number)->second.matrix.PackRows(first_out, n_rows, dtype, rows, row_stride);
+}
+
+void CpuResidents::WriteBlocks(const WeightId& weight, int64_t first_out, int64_t n_rows,
+                               const std::byte* blocks, int64_t row_bytes) {
+  const CpuAccess access(*memory_);
+  weights_.find(weight.number)->second.matrix.PackBlocks({first_out, n_rows, blocks, row_bytes});
 }
 
 void CpuResidents::ReadRow(const WeightId& weight, int64_t out, float* row) {

@@ -23,6 +23,8 @@ class CpuResidents : public Residents {
   StatusOr<WeightId> AddWeight(int64_t n_out, int64_t n_in, WeightType type) override;
   void WriteRows(const WeightId& weight, int64_t first_out, int64_t n_rows, DType dtype,
                  const void* rows, int64_t row_stride) override;
+  void WriteBlocks(const WeightId& weight, int64_t first_out, int64_t n_rows,
+                   const std::byte* blocks, int64_t row_bytes) override;
   void ReadRow(const WeightId& weight, int64_t out, float* row) override;
   int64_t BytesOf(const WeightId& weight) const override;
   void Remove(const WeightId& weight) override;
