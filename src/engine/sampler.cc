@@ -163,19 +163,19 @@ std::span<const float> Sampler::Adjusted(std::span<const float> logits,
 }
 
 // Leaves the n likeliest tokens in order: larger logit first, equal ones by id, so that the draw
-// does not depend on the sort. One pass over the logits with a heap, where n is far from all of
-// them.
+// does not depend on the sort. With few of many it is one pass over the logits and a heap.
 void Sampler::KeepLikeliest(std::span<const float> logits, size_t n) {
   const auto before = [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first > b.first : a.second < b.second;
   };
   candidates_.clear();
-  if (n > logits.size() / 8) {
+  if (n > logits.size() / 16) {
     for (size_t i = 0; i < logits.size(); ++i) {
       candidates_.emplace_back(logits[i], static_cast<int32_t>(i));
     }
-    std::sort(candidates_.begin(), candidates_.end(), before);
+    std::nth_element(candidates_.begin(), candidates_.begin() + n, candidates_.end(), before);
     candidates_.resize(n);
+    std::sort(candidates_.begin(), candidates_.end(), before);
     return;
   }
   for (size_t i = 0; i < n; ++i) candidates_.emplace_back(logits[i], static_cast<int32_t>(i));

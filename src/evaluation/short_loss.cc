@@ -12,18 +12,18 @@ namespace {
 
 constexpr int kLeastPrompt = 32;  // of which nothing is compared but what follows its last token
 constexpr int kLeastCompared = 24;
-// Rows of logits that a forward makes: more would stay with the model, a row 0.6 MB at 151,936 ids.
-constexpr int kPieceTokens = 16;
+// Rows of logits that a forward makes. Their room stays with the model, a row 0.6 MB at 151,936
+// ids, but the uncompressed model goes when it has been read.
+constexpr int kPieceTokens = 16, kBaselinePieceTokens = 64;
 
 // Feeds the text from `begin` on in pieces. After each, fn(first, n): the rows [0, n) of the
 // model's logits are those behind the tokens from `first` on.
 template <typename F>
 Status ReadOn(Model* model, SequenceCache* cache, std::span<const int32_t> text, int begin,
-              const F& fn) {
+              int piece, const F& fn) {
   const int n_text = static_cast<int>(text.size());
   while (begin < n_text) {
-    const auto n =
-        static_cast<int>(std::min<int64_t>({kPieceTokens, n_text - begin, cache->max_step()}));
+    const auto n = static_cast<int>(std::min<int64_t>({piece, n_text - begin, cache->max_step()}));
     KVL_RETURN_IF_ERROR(cache->Extend(n));
     const SequenceStep step{cache, text.subspan(begin, n), SequenceStep::Logits::kAll};
     KVL_RETURN_IF_ERROR(model->Forward({&step, 1}));
@@ -67,8 +67,8 @@ StatusOr<ShortTextBaseline> ShortTextBaseline::Read(Model* none, std::span<const
     return OkStatus();
   };
   KVL_RETURN_IF_ERROR(keep(1));
-  KVL_RETURN_IF_ERROR(
-      ReadOn(none, &cache, text, kLeastPrompt, [&](int, int n_rows) { return keep(n_rows); }));
+  KVL_RETURN_IF_ERROR(ReadOn(none, &cache, text, kLeastPrompt, kBaselinePieceTokens,
+                             [&](int, int n_rows) { return keep(n_rows); }));
   return baseline;
 }
 
@@ -105,7 +105,7 @@ StatusOr<ShortLoss> ShortTextBaseline::Compare(Model* model, int64_t kv_budget_b
   const std::span<const int32_t> text = tokens_;
   KVL_RETURN_IF_ERROR(Prefill(model, &cache, text.first(n_prompt)));
   KVL_RETURN_IF_ERROR(compare(n_prompt - 1, 1));
-  KVL_RETURN_IF_ERROR(ReadOn(model, &cache, text, n_prompt, compare));
+  KVL_RETURN_IF_ERROR(ReadOn(model, &cache, text, n_prompt, kPieceTokens, compare));
   loss.kl /= loss.n_tokens;
   loss.top1_agreement /= loss.n_tokens;
   return loss;
