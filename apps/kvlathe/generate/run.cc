@@ -185,7 +185,7 @@ Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace
   }
   KVL_ASSIGN_OR_RETURN(Request request, MakeRequest(options, *workspace, session, prompt));
   WarnOfLoss(workspace, {&spec_model, 1});  // of what will run, not of an error
-  const InterruptGuard guard;  // what was generated until then is printed and saved
+  const InterruptGuard guard;               // what was generated until then is printed and saved
   Engine engine({spec_model.model.get()}, &pool,
                 {.is_interrupted = [] { return InterruptGuard::IsInterrupted(); }});
   Generated generated;
