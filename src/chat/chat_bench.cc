@@ -29,12 +29,25 @@ Json Turns(int n_turns) {
   return messages;
 }
 
-void BM_GrownConversation(benchmark::State& state, const char* name) {
+// The byte-level sample, to which the marks between turns are control tokens, as to any model of
+// such a template.
+nlohmann::json TokenizerWith(std::initializer_list<const char*> marks) {
+  nlohmann::json json = ByteLevelSample();
+  size_t id = json["model"]["vocab"].size() + json["added_tokens"].size();
+  for (const char* const mark : marks) {
+    json["added_tokens"].push_back({{"id", id++}, {"content", mark}, {"special", true}});
+  }
+  return json;
+}
+
+void BM_GrownConversation(benchmark::State& state, const char* name,
+                          std::initializer_list<const char*> marks) {
   const auto made = LoadChatTemplateFile(
       std::string(KVLATHE_SOURCE_DIR "/share/chat_templates/") + name + ".jinja", {});
   std::string folder = (std::filesystem::temp_directory_path() / "kvlathe-bench-XXXXXX").string();
   if (::mkdtemp(folder.data()) == nullptr) return state.SkipWithError("no temporary folder");
-  const Status written = WriteFileAtomically(folder + "/tokenizer.json", ByteLevelSample().dump());
+  const Status written =
+      WriteFileAtomically(folder + "/tokenizer.json", TokenizerWith(marks).dump());
   const auto tokenizer = Tokenizer::Load(folder);
   std::filesystem::remove_all(folder);
   if (!made.ok() || !written.ok() || !tokenizer.ok()) {
@@ -58,8 +71,13 @@ void BM_GrownConversation(benchmark::State& state, const char* name) {
     benchmark::DoNotOptimize(read(grown));
   }
 }
-BENCHMARK_CAPTURE(BM_GrownConversation, qwen3, "qwen3")->Arg(20)->Unit(benchmark::kMicrosecond);
-BENCHMARK_CAPTURE(BM_GrownConversation, llama3, "llama3")->Arg(20)->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(BM_GrownConversation, qwen3, "qwen3", {"<|im_start|>", "<|im_end|>"})
+    ->Arg(20)
+    ->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(BM_GrownConversation, llama3, "llama3",
+                  {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"})
+    ->Arg(20)
+    ->Unit(benchmark::kMicrosecond);
 
 }  // namespace
 }  // namespace kvlathe

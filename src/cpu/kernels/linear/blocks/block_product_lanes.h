@@ -1,228 +1,25 @@
 // The products of block_product.h, in vectors as wide as the flags of the file allow.
 //
-// Codes of 16 outputs x up to 256 inputs become bytes in L1, as wide as they are multiplied, and
-// every row of the panel passes over them: vpmaddubsw sums up neighbours in 16 bits, so many of
-// which are added as cannot overflow, and vpmaddwd makes them 32 bits. Numbers of 8 bits with a sign
-// meet rows whose signs are turned in their place. Where the file has VNNI, one instruction does
-// both, and such numbers are raised by 128.
+// Bytes of 16 outputs x 32 inputs meet rows four inputs at a time: vpmaddubsw sums up neighbours in
+// 16 bits, so many of which are added as cannot overflow, and vpmaddwd multiplies them with the
+// scales of their unit and makes them 32 bits. Numbers of 8 bits with a sign meet rows whose signs
+// are turned in their place. Where the file has VNNI, one instruction sums up four products in 32
+// bits, and such numbers are raised by 128.
+//
+// Few rows meet bytes as they come out of the planes. For many, the bytes of 16 outputs x up to 256
+// inputs go to L1, and all rows of a panel pass over them. Both add the same numbers in the same
+// order, so that a row has the same bits in either.
 #pragma once
 
-#include <type_traits>
+#include <utility>
 
-#include "cpu/kernels/lanes.h"
-#include "cpu/kernels/linear/blocks/block_layout.h"
+#include "cpu/kernels/linear/blocks/block_codes_lanes.h"
 #include "cpu/kernels/linear/blocks/block_product.h"
 
 namespace kvlathe {
 namespace {
 
-constexpr int kHalves = kGroupOuts / kLanes;  // vectors of 16 outputs
-constexpr int kQuads = kBlockIns / 4;
-constexpr int kLine = kGroupOuts * 4;         // bytes of a quad
-constexpr int kVecBytes = kLanes * 4;
-constexpr int kTileBlocks = kLongBlock / kBlockIns;
-
-// Bytes of 16 outputs x up to 256 inputs, and the factors of their units.
-struct Tile {
-  alignas(64) uint8_t codes[kTileBlocks][kQuads][kLine];
-  alignas(64) float scales[kMaxUnits][kGroupOuts];
-  alignas(64) float mins[kMaxUnits][kGroupOuts];
-};
-
-#ifdef __AVX512F__
-KVL_LANES IntVec Or(IntVec a, IntVec b) { return _mm512_or_si512(a, b); }
-template <int kBits>
-KVL_LANES IntVec ShiftRightBy(IntVec x) { return _mm512_srli_epi16(x, kBits); }
-template <int kBits>
-KVL_LANES IntVec ShiftLeftBy(IntVec x) { return _mm512_slli_epi16(x, kBits); }
-KVL_LANES IntVec SetBytes(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
-KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm512_add_epi8(a, b); }
-KVL_LANES void StoreBytes(void* p, IntVec x) { _mm512_store_si512(p, x); }
-KVL_LANES IntVec Broadcast4(const int8_t* p) {
-  int32_t four;
-  __builtin_memcpy(&four, p, sizeof(four));
-  return _mm512_set1_epi32(four);
-}
-KVL_LANES Vec FromExponents(IntVec e) {
-  const IntVec normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
-  const IntVec subnormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
-  const __mmask16 is_small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
-  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_small, subnormal));
-}
-KVL_LANES IntVec AddByteDots(IntVec sums, IntVec codes, IntVec row) {
-  return _mm512_dpbusd_epi32(sums, codes, row);
-}
-#else
-#ifdef __AVXVNNI__
-KVL_LANES IntVec AddByteDots(IntVec sums, IntVec codes, IntVec row) {
-  return _mm256_dpbusd_avx_epi32(sums, codes, row);
-}
-#endif
-KVL_LANES IntVec Or(IntVec a, IntVec b) { return _mm256_or_si256(a, b); }
-template <int kBits>
-KVL_LANES IntVec ShiftRightBy(IntVec x) { return _mm256_srli_epi16(x, kBits); }
-template <int kBits>
-KVL_LANES IntVec ShiftLeftBy(IntVec x) { return _mm256_slli_epi16(x, kBits); }
-KVL_LANES IntVec SetBytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
-KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm256_add_epi8(a, b); }
-KVL_LANES void StoreBytes(void* p, IntVec x) { _mm256_store_si256(static_cast<__m256i*>(p), x); }
-KVL_LANES IntVec Broadcast4(const int8_t* p) {
-  int32_t four;
-  __builtin_memcpy(&four, p, sizeof(four));
-  return _mm256_set1_epi32(four);
-}
-KVL_LANES Vec FromExponents(IntVec e) {
-  const IntVec normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
-  const IntVec subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
-  const IntVec is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
-  return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, subnormal, is_small));
-}
-#endif
-
-// Left for positive kBits, right for negative.
-template <int kBits>
-KVL_LANES IntVec ShiftBy(IntVec x) {
-  if constexpr (kBits > 0) return ShiftLeftBy<kBits>(x);
-  if constexpr (kBits < 0) return ShiftRightBy<-kBits>(x);
-  return x;
-}
-
-// --- From the planes of a group to bytes. ---
-
-// What a byte of the tile is: the code, or where numbers have a sign, on machines with VNNI the
-// number + 128, without the number.
-template <WeightType kType>
-constexpr bool HasSignedNumbers() {
-  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
-  return kLayout.bits == 8 || kLayout.table == CodeTable::kNonLinear;
-}
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-constexpr bool kHasDots = true;
-#else
-constexpr bool kHasDots = false;
-#endif
-// Taken off every byte.
-template <WeightType kType>
-constexpr int ZeroOf() {
-  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
-  if (kLayout.table == CodeTable::kFp4) return 12;
-  if (HasSignedNumbers<kType>()) return kHasDots ? 128 : 0;
-  return kLayout.zero;
-}
-
-// Quad kQuad of 32 inputs, of one vector of outputs, out of planes of kBits of a code from bit
-// kFirst on.
-template <int kBits, int kFirst, int kQuad>
-KVL_LANES IntVec OfPlane(const uint8_t* plane) {
-  constexpr int kLines = kBits;  // 8 / kBits quads share one
-  const IntVec line = LoadWords(plane + kQuad % kLines * kLine);
-  constexpr int kFrom = kQuad / kLines * kBits;
-  return And(ShiftBy<kFirst - kFrom>(line), ((1 << kBits) - 1) * 0x01010101 << kFirst);
-}
-
-template <WeightType kType, int kQuad>
-KVL_LANES IntVec OfQuad(const uint8_t* codes) {
-  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
-  constexpr int kPlane = kGroupOuts * kBlockIns / 8;  // bytes for each bit
-  if constexpr (kLayout.bits == 8) {
-    const IntVec code = LoadWords(codes + kQuad * kLine);
-    return kHasDots ? AddBytes(code, SetBytes(128)) : code;
-  } else if constexpr (kLayout.bits == 2) {
-    return OfPlane<2, 0, kQuad>(codes);
-  } else if constexpr (kLayout.bits == 3) {
-    return Or(OfPlane<2, 0, kQuad>(codes), OfPlane<1, 2, kQuad>(codes + 2 * kPlane));
-  } else {
-    const IntVec low = OfPlane<4, 0, kQuad>(codes);
-    if constexpr (kLayout.bits == 5) return Or(low, OfPlane<1, 4, kQuad>(codes + 4 * kPlane));
-    if constexpr (kLayout.bits == 6) return Or(low, OfPlane<2, 4, kQuad>(codes + 4 * kPlane));
-    if constexpr (kLayout.table == CodeTable::kNone) return low;
-    constexpr bool kIsFp4 = kLayout.table == CodeTable::kFp4;
-    const IntVec number = ShuffleBytes(LoadTable(kIsFp4 ? kFp4Values : kNonLinearValues), low);
-    return ZeroOf<kType>() == 0 ? number : AddBytes(number, SetBytes(ZeroOf<kType>()));
-  }
-}
-
-template <WeightType kType>
-KVL_LANES void WidenCodes(const uint8_t* codes, uint8_t (&to)[kQuads][kLine]) {
-#pragma GCC unroll 2
-  for (int h = 0; h < kHalves; ++h) {
-    const uint8_t* const from = codes + h * kVecBytes;
-    StoreBytes(&to[0][h * kVecBytes], OfQuad<kType, 0>(from));
-    StoreBytes(&to[1][h * kVecBytes], OfQuad<kType, 1>(from));
-    StoreBytes(&to[2][h * kVecBytes], OfQuad<kType, 2>(from));
-    StoreBytes(&to[3][h * kVecBytes], OfQuad<kType, 3>(from));
-    StoreBytes(&to[4][h * kVecBytes], OfQuad<kType, 4>(from));
-    StoreBytes(&to[5][h * kVecBytes], OfQuad<kType, 5>(from));
-    StoreBytes(&to[6][h * kVecBytes], OfQuad<kType, 6>(from));
-    StoreBytes(&to[7][h * kVecBytes], OfQuad<kType, 7>(from));
-  }
-}
-
-// Scales and minima of one vector of outputs; those of blocks with units are multiplied later.
-template <WeightType kType>
-KVL_LANES Vec BlockScales(const uint8_t* group, int first) {
-  if constexpr (LayoutOfBlocks(kType).has_exponents) return FromExponents(LoadBytes(group + first));
-  return LoadF16(group + 2 * first);
-}
-
-template <WeightType kType>
-KVL_LANES void WidenFactors(const uint8_t* group, int first_unit, Tile* tile) {
-  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
-  constexpr float kZero = ZeroOf<kType>();
-#pragma GCC unroll 2
-  for (int h = 0; h < kHalves; ++h) {
-    const int first = h * kLanes;
-    const Vec scale = BlockScales<kType>(group, first);
-    Vec min = Zero();
-    if constexpr (kLayout.has_min) min = LoadF16(group + kLayout.min_offset() + 2 * first);
-    if constexpr (kLayout.units() == 0) {
-      Store(&tile->scales[first_unit][first], scale);
-      Store(&tile->mins[first_unit][first], kLayout.has_min ? Zero() - min : scale * Set1(kZero));
-    } else {
-      for (int u = 0; u < kLayout.units(); ++u) {
-        const uint8_t* const stored =
-            group + kLayout.unit_scale_offset() + u * kGroupOuts + first;
-        IntVec factor, of_min;
-        if constexpr (kLayout.unit_scales == UnitScales::kSigned) {
-          factor = LoadSignedBytes(stored);
-        } else if constexpr (kLayout.unit_scales == UnitScales::kNibbles) {
-          factor = And(LoadBytes(stored), 15);
-          of_min = ShiftRight(LoadBytes(stored), 4);
-        } else {
-          factor = LoadBytes(stored);
-          of_min = LoadBytes(stored + kLayout.unit_min_offset() - kLayout.unit_scale_offset());
-        }
-        const Vec of_unit = scale * ToFloats(factor);
-        Store(&tile->scales[u][first], of_unit);
-        if constexpr (kLayout.has_min) {
-          Store(&tile->mins[u][first], min * ToFloats(of_min));
-        } else {
-          Store(&tile->mins[u][first], of_unit * Set1(kZero));
-        }
-      }
-    }
-  }
-}
-
-// The tile of n_blocks times 32 inputs from `group` on: a long block, or several short ones.
-template <WeightType kType>
-void WidenTile(const uint8_t* group, int n_blocks, Tile* tile) {
-  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
-  constexpr int kAheadBytes = 3072;  // what 100 ns bring
-  for (int b = 0; b < n_blocks; ++b) {
-    if (kLayout.units() == 0 || b == 0) WidenFactors<kType>(group, b, tile);
-    const uint8_t* codes = group + kLayout.code_offset();
-    if constexpr (kLayout.units() == 0) {
-      group += kLayout.group_bytes();
-    } else {
-      codes += b * kLayout.code_bytes();
-    }
-    for (int line = 0; line < kLayout.code_bytes(); line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(codes + line + kAheadBytes), _MM_HINT_T0);
-    }
-    WidenCodes<kType>(codes, tile->codes[b]);
-  }
-}
+constexpr int64_t kAheadBytes = 4096;  // fetched ahead: more than 100 ns bring
 
 // --- Dots of bytes with rows. ---
 
@@ -233,111 +30,348 @@ constexpr int QuadsInWords() {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
   if (HasSignedNumbers<kType>()) return 1;
   constexpr int kMax = kLayout.table == CodeTable::kFp4 ? 24 : (1 << kLayout.bits) - 1;
-  constexpr int kUnitQuads = kLayout.unit / 4;
-  int n = kUnitQuads;
+  int n = kLayout.unit / 4;
   while (n * kMax * 2 * 127 > 32767) n /= 2;
   return n;
 }
 
-template <WeightType kType>
-struct DotsOf {
+// Sums of products of 32 inputs, of kRows rows with 16 outputs.
+template <WeightType kType, int kRows>
+struct BlockDots {
   static constexpr int kUnitQuads = LayoutOfBlocks(kType).unit / 4;
-  static constexpr bool kIsSigned = HasSignedNumbers<kType>();
+  static constexpr bool kHasUnits = LayoutOfBlocks(kType).units() > 0;
+
+  IntVec words[kRows][kHalves];  // of a run in 16 bits; with VNNI of a unit in 32 bits
+  IntVec sums[kRows][kHalves];
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-  template <int kRows>
-  KVL_LANES static void Add(const uint8_t* codes, const int8_t* x, int64_t x_stride,
-                            IntVec (&sums)[kRows][kHalves]) {
-#pragma GCC unroll 8
-    for (int q = 0; q < kUnitQuads; ++q) {
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const IntVec four = Broadcast4(x + r * x_stride + 4 * q);
-#pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) {
-          sums[r][h] =
-              AddByteDots(sums[r][h], LoadWords(codes + q * kLine + h * kVecBytes), four);
-        }
-      }
-    }
+  template <int kQ>
+  KVL_LANES void Add(int h, IntVec code, int r, IntVec four, IntVec unit_scales) {
+    if constexpr (kQ % kUnitQuads == 0) words[r][h] = SetWords(0);
+    words[r][h] = AddByteDots(words[r][h], code, four);
+    if constexpr (kQ % kUnitQuads != kUnitQuads - 1) return;
+    const IntVec ints = kHasUnits ? MultiplyInts(words[r][h], unit_scales) : words[r][h];
+    sums[r][h] = kQ < kUnitQuads ? ints : AddInts(sums[r][h], ints);
   }
 #else
-  template <int kRows>
-  KVL_LANES static void Add(const uint8_t* codes, const int8_t* x, int64_t x_stride,
-                            IntVec (&sums)[kRows][kHalves]) {
+  template <int kQ>
+  KVL_LANES void Add(int h, IntVec code, int r, IntVec four, IntVec unit_scales) {
     constexpr int kRun = QuadsInWords<kType>();
-#pragma GCC unroll 8
-    for (int first = 0; first < kUnitQuads; first += kRun) {
-      IntVec words[kRows][kHalves];
-#pragma GCC unroll 8
-      for (int q = first; q < first + kRun; ++q) {
-        IntVec code[kHalves];
-#pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) code[h] = LoadWords(codes + q * kLine + h * kVecBytes);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const IntVec four = Broadcast4(x + r * x_stride + 4 * q);
-#pragma GCC unroll 2
-          for (int h = 0; h < kHalves; ++h) {
-            IntVec pairs;
-            if constexpr (kIsSigned) {
-              pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code[h]),
-                                           _mm256_sign_epi8(four, code[h]));
-            } else {
-              pairs = _mm256_maddubs_epi16(code[h], four);
-            }
-            words[r][h] = q == first ? pairs : _mm256_add_epi16(words[r][h], pairs);
-          }
-        }
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) {
-          const IntVec ints = _mm256_madd_epi16(words[r][h], _mm256_set1_epi16(1));
-          sums[r][h] = first == 0 ? ints : _mm256_add_epi32(sums[r][h], ints);
-        }
-      }
+    IntVec pairs;
+    if constexpr (HasSignedNumbers<kType>()) {
+      pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(four, code));
+    } else {
+      pairs = _mm256_maddubs_epi16(code, four);
     }
+    words[r][h] = kQ % kRun == 0 ? pairs : AddWords(words[r][h], pairs);
+    if constexpr (kQ % kRun != kRun - 1) return;
+    const IntVec ints =
+        _mm256_madd_epi16(words[r][h], kHasUnits ? unit_scales : _mm256_set1_epi16(1));
+    sums[r][h] = kQ < kRun ? ints : AddInts(sums[r][h], ints);
   }
 #endif
 };
 
-// Adds the tile's part to the sums [kRows][16] of rows.
+// --- Factors of sums. ---
+
+// Adds a short block: its dots, and its minima times the sums of rows.
 template <WeightType kType, int kRows>
-void AddRows(const Tile& tile, int n_blocks, const QuantizedRows& x, int64_t first_block,
-             float* sums) {
-  constexpr int kUnits = kBlockIns / LayoutOfBlocks(kType).unit;  // of 32 inputs
-  constexpr bool kHasMins = LayoutOfBlocks(kType).has_min || ZeroOf<kType>() != 0;
-  Vec total[kRows][kHalves];
+KVL_LANES void AddShortBlock(const BlockDots<kType, kRows>& dots, const RowBlock* rows,
+                             int64_t row_stride, const Vec (&scales)[kHalves],
+                             const Vec (&mins)[kHalves], Vec (&total)[kRows][kHalves]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const RowBlock& row = rows[r * row_stride];
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      total[r][h] = Fma(ToFloats(dots.sums[r][h]) * Set1(row.scale), scales[h], total[r][h]);
+      if constexpr (HasMins<kType>()) total[r][h] = Fma(Set1(row.minus_sum), mins[h], total[r][h]);
+    }
+  }
+}
+
+// The same of a part of a long block, whose scale comes at its end.
+template <WeightType kType, int kRows>
+KVL_LANES void AddLongPart(const BlockDots<kType, kRows>& dots, const RowBlock* rows,
+                       int64_t row_stride, Vec (&total)[kRows][kHalves]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      total[r][h] = Fma(ToFloats(dots.sums[r][h]), Set1(rows[r * row_stride].scale), total[r][h]);
+    }
+  }
+}
+
+// Minus the sum of a row's inputs of a unit.
+template <WeightType kType>
+KVL_LANES Vec MinusSum(const RowBlock& row, int unit) {
+  return Set1(LayoutOfBlocks(kType).unit == kBlockIns ? row.minus_sum
+                                                      : row.minus_half_sums[unit % 2]);
+}
+
+// --- Few rows. ---
+
+constexpr int kFewRows = 4;
+
+// Adds 32 inputs of planes to dots.
+template <WeightType kType, int kRows>
+KVL_LANES void AddPlanes(const uint8_t* codes, const IntVec (&unit_scales)[2][kHalves],
+                         const int8_t* x, int64_t x_stride, BlockDots<kType, kRows>* dots) {
+  constexpr int kUnitQuads = LayoutOfBlocks(kType).unit / 4;
+  const auto add = [&]<int kQ>(std::integral_constant<int, kQ>) __attribute__((always_inline)) {
+    IntVec code[kHalves];
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) code[h] = OfQuad<kType, kQ>(codes + h * kVecBytes);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const IntVec four = Broadcast4(x + r * x_stride + 4 * kQ);
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        dots->template Add<kQ>(h, code[h], r, four, unit_scales[kQ / kUnitQuads % 2][h]);
+      }
+    }
+  };
+  [&]<int... kQ>(std::integer_sequence<int, kQ...>) __attribute__((always_inline)) {
+    (add(std::integral_constant<int, kQ>()), ...);
+  }
+  (std::make_integer_sequence<int, kQuads>());
+}
+
+KVL_LANES void FetchAhead(const uint8_t* codes, int n_bytes) {
+  for (int line = 0; line < n_bytes; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(codes + kAheadBytes + line), _MM_HINT_T0);
+  }
+}
+
+template <WeightType kType, int kRows>
+KVL_LANES void StreamShortBlock(const uint8_t* group, const int8_t* x, int64_t x_stride,
+                                const RowBlock* rows, int64_t row_stride,
+                                Vec (&total)[kRows][kHalves]) {
+  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
+  FetchAhead(group, kLayout.group_bytes());
+  BlockDots<kType, kRows> dots;
+  AddPlanes<kType, kRows>(group + kLayout.code_offset(), {}, x, x_stride, &dots);
+  Vec scales[kHalves], mins[kHalves];
+#pragma GCC unroll 2
+  for (int h = 0; h < kHalves; ++h) {
+    scales[h] = BlockScales<kType>(group, h * kLanes);
+    mins[h] = BlockMins<kType>(group, h * kLanes, scales[h]);
+  }
+  AddShortBlock<kType, kRows>(dots, rows, row_stride, scales, mins, total);
+}
+
+template <WeightType kType, int kRows>
+KVL_LANES void StreamLongBlock(const uint8_t* group, const int8_t* x, int64_t x_stride,
+                               const RowBlock* rows, int64_t row_stride,
+                               Vec (&total)[kRows][kHalves]) {
+  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
+  constexpr int kUnits = kBlockIns / kLayout.unit;  // of 32 inputs
+  Vec of_dots[kRows][kHalves] = {}, of_mins[kRows][kHalves] = {};
+  for (int b = 0; b < kLongBlock / kBlockIns; ++b, x += kBlockIns, ++rows) {
+    const uint8_t* const codes = group + kLayout.code_offset() + b * kLayout.code_bytes();
+    FetchAhead(codes, kLayout.code_bytes());
+    IntVec unit_scales[2][kHalves];
+#pragma GCC unroll 2
+    for (int u = 0; u < kUnits; ++u) {
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        const int unit = b * kUnits + u, first = h * kLanes;
+        unit_scales[u][h] = ForDots(UnitScales32<kType>(group, unit, first));
+        if constexpr (!HasMins<kType>()) continue;
+        const Vec mins = UnitMins<kType>(group, unit, first);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          of_mins[r][h] = Fma(MinusSum<kType>(rows[r * row_stride], unit), mins, of_mins[r][h]);
+        }
+      }
+    }
+    BlockDots<kType, kRows> dots;
+    AddPlanes<kType, kRows>(codes, unit_scales, x, x_stride, &dots);
+    AddLongPart<kType, kRows>(dots, rows, row_stride, of_dots);
+  }
+#pragma GCC unroll 2
+  for (int h = 0; h < kHalves; ++h) {
+    const Vec scales = BlockScales<kType>(group, h * kLanes);
+    const Vec mins = BlockMins<kType>(group, h * kLanes, scales);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      total[r][h] = Fma(of_dots[r][h], scales, total[r][h]);
+      if constexpr (HasMins<kType>()) total[r][h] = Fma(of_mins[r][h], mins, total[r][h]);
+    }
+  }
+}
+
+// Sums [kRows][16] of 16 outputs whose groups begin at w.
+template <WeightType kType, int kRows>
+void StreamRows(const uint8_t* w, int64_t n_in, const QuantizedRows& x, float* sums) {
+  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
+  Vec total[kRows][kHalves] = {};
+  for (int64_t in = 0; in < n_in; in += kLayout.block, w += kLayout.group_bytes()) {
+    const int8_t* const codes = x.codes + in;
+    const RowBlock* const rows = x.blocks + in / kBlockIns;
+    if constexpr (kLayout.units() == 0) {
+      StreamShortBlock<kType, kRows>(w, codes, x.stride, rows, x.block_stride, total);
+    } else {
+      StreamLongBlock<kType, kRows>(w, codes, x.stride, rows, x.block_stride, total);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) Store(sums + r * kGroupOuts + h * kLanes, total[r][h]);
+  }
+}
+
+template <WeightType kType>
+void StreamFewRows(const uint8_t* w, int64_t n_in, const QuantizedRows& x, int64_t n_rows,
+                   float* sums) {
+  switch (n_rows) {
+    case 1:
+      return StreamRows<kType, 1>(w, n_in, x, sums);
+    case 2:
+      return StreamRows<kType, 2>(w, n_in, x, sums);
+    case 3:
+      return StreamRows<kType, 3>(w, n_in, x, sums);
+    default:
+      return StreamRows<kType, 4>(w, n_in, x, sums);
+  }
+}
+
+// --- Many rows. ---
+
+constexpr int kTileBlocks = kLongBlock / kBlockIns;
+
+// Bytes of 16 outputs x up to 256 inputs, of a long block or of several short ones, and factors.
+struct Tile {
+  alignas(64) uint8_t codes[kTileBlocks][kQuads][kLine];
+  alignas(64) float scales[kTileBlocks][kGroupOuts];  // a long block has one
+  alignas(64) float mins[kTileBlocks][kGroupOuts];
+  alignas(64) uint8_t unit_scales[kMaxUnits][kLine];  // as dots take them
+  alignas(64) float unit_mins[kMaxUnits][kGroupOuts];
+};
+
+template <WeightType kType>
+KVL_LANES void WidenFactors(const uint8_t* group, int block, Tile* tile) {
+  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
+#pragma GCC unroll 2
+  for (int h = 0; h < kHalves; ++h) {
+    const int first = h * kLanes;
+    const Vec scale = BlockScales<kType>(group, first);
+    Store(&tile->scales[block][first], scale);
+    Store(&tile->mins[block][first], BlockMins<kType>(group, first, scale));
+    for (int u = 0; u < kLayout.units(); ++u) {
+      StoreBytes(&tile->unit_scales[u][4 * first],
+                 ForDots(UnitScales32<kType>(group, u, first)));
+      if constexpr (HasMins<kType>()) {
+        Store(&tile->unit_mins[u][first], UnitMins<kType>(group, u, first));
+      }
+    }
+  }
+}
+
+// The tile of n_blocks times 32 inputs from `group` on.
+template <WeightType kType>
+void WidenTile(const uint8_t* group, int n_blocks, Tile* tile) {
+  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
+  for (int b = 0; b < n_blocks; ++b) {
+    if (kLayout.units() == 0 || b == 0) WidenFactors<kType>(group, b, tile);
+    const uint8_t* codes = group + kLayout.code_offset();
+    if constexpr (kLayout.units() == 0) {
+      group += kLayout.group_bytes();
+    } else {
+      codes += b * kLayout.code_bytes();
+    }
+    FetchAhead(codes, kLayout.code_bytes());
+    WidenCodes<kType>(codes, tile->codes[b]);
+  }
+}
+
+// Adds the dots of 32 inputs of a tile.
+template <WeightType kType, int kRows>
+KVL_LANES void AddBytesOfTile(const Tile& tile, int b, const int8_t* x, int64_t x_stride,
+                              BlockDots<kType, kRows>* dots) {
+  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
+  constexpr int kUnitQuads = kLayout.unit / 4;
+  const auto add = [&]<int kQ>(std::integral_constant<int, kQ>) __attribute__((always_inline)) {
+    const int unit = kLayout.units() == 0 ? 0 : b * (kQuads / kUnitQuads) + kQ / kUnitQuads;
+    IntVec code[kHalves];
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) code[h] = LoadWords(&tile.codes[b][kQ][h * kVecBytes]);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const IntVec four = Broadcast4(x + r * x_stride + 4 * kQ);
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        dots->template Add<kQ>(h, code[h], r, four,
+                               LoadWords(&tile.unit_scales[unit][h * kVecBytes]));
+      }
+    }
+  };
+  [&]<int... kQ>(std::integer_sequence<int, kQ...>) __attribute__((always_inline)) {
+    (add(std::integral_constant<int, kQ>()), ...);
+  }
+  (std::make_integer_sequence<int, kQuads>());
+}
+
+// Adds the minima of a long block.
+template <WeightType kType, int kRows>
+KVL_LANES void AddMinsOfTile(const Tile& tile, const RowBlock* rows, int64_t row_stride,
+                             Vec (&total)[kRows][kHalves]) {
+  constexpr int kUnits = LayoutOfBlocks(kType).units();
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    Vec of_mins[kHalves] = {};
+    for (int u = 0; u < kUnits; ++u) {
+      const RowBlock& row = rows[r * row_stride + u * kTileBlocks / kUnits];
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        of_mins[h] =
+            Fma(MinusSum<kType>(row, u), Load(&tile.unit_mins[u][h * kLanes]), of_mins[h]);
+      }
+    }
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      total[r][h] = Fma(of_mins[h], Load(&tile.mins[0][h * kLanes]), total[r][h]);
+    }
+  }
+}
+
+// Adds the tile's part to the sums [kRows][16] of rows, which begin at the tile's first input.
+template <WeightType kType, int kRows>
+void AddRows(const Tile& tile, int n_blocks, const QuantizedRows& x, float* sums) {
+  constexpr bool kIsLong = LayoutOfBlocks(kType).units() > 0;
+  Vec total[kRows][kHalves], of_dots[kRows][kHalves] = {};
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) total[r][h] = Load(sums + r * kGroupOuts + h * kLanes);
   }
-  const int8_t* codes = x.codes + first_block * kBlockIns;
-  const RowBlock* blocks = x.blocks + first_block;
-  for (int b = 0; b < n_blocks; ++b, codes += kBlockIns, ++blocks) {
+  for (int b = 0; b < n_blocks; ++b) {
+    BlockDots<kType, kRows> dots;
+    AddBytesOfTile<kType, kRows>(tile, b, x.codes + b * kBlockIns, x.stride, &dots);
+    if constexpr (kIsLong) {
+      AddLongPart<kType, kRows>(dots, x.blocks + b, x.block_stride, of_dots);
+    } else {
+      Vec scales[kHalves], mins[kHalves];
 #pragma GCC unroll 2
-    for (int u = 0; u < kUnits; ++u) {
-      IntVec dots[kRows][kHalves] = {};
-      DotsOf<kType>::template Add<kRows>(tile.codes[b][u * kQuads / kUnits],
-                                         codes + u * kBlockIns / kUnits, x.stride, dots);
-      const int unit = b * kUnits + u;
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const RowBlock& row = blocks[r * x.block_stride];
-        const Vec scale = Set1(row.scale);
-        const Vec sum = Set1(kUnits == 1 ? row.sum : row.half_sums[u]);
-#pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) {
-          const Vec product = ToFloats(dots[r][h]) * scale;
-          total[r][h] = Fma(product, Load(&tile.scales[unit][h * kLanes]), total[r][h]);
-          if constexpr (kHasMins) {
-            total[r][h] = Fma(Zero() - sum, Load(&tile.mins[unit][h * kLanes]), total[r][h]);
-          }
-        }
+      for (int h = 0; h < kHalves; ++h) {
+        scales[h] = Load(&tile.scales[b][h * kLanes]);
+        mins[h] = Load(&tile.mins[b][h * kLanes]);
       }
+      AddShortBlock<kType, kRows>(dots, x.blocks + b, x.block_stride, scales, mins, total);
+    }
+  }
+  if constexpr (kIsLong) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int h = 0; h < kHalves; ++h) {
+        total[r][h] = Fma(of_dots[r][h], Load(&tile.scales[0][h * kLanes]), total[r][h]);
+      }
+    }
+    if constexpr (HasMins<kType>()) {
+      AddMinsOfTile<kType, kRows>(tile, x.blocks, x.block_stride, total);
     }
   }
 #pragma GCC unroll 8
@@ -347,31 +381,45 @@ void AddRows(const Tile& tile, int n_blocks, const QuantizedRows& x, int64_t fir
   }
 }
 
-// --- A part of a product. ---
-
 constexpr int kTileRows = kLanes == 16 ? 8 : 4;
-constexpr int64_t kMaxPanel = 256;            // rows; their sums are 16 KiB
-constexpr int64_t kPanelBytes = 256 << 10;    // of rows, which stay in L2
 
 template <WeightType kType>
 void AddRowsOfTile(const Tile& tile, int n_blocks, const QuantizedRows& x, int64_t n_rows,
-                   int64_t first_block, float* sums) {
+                   float* sums) {
   int64_t row = 0;
   for (; row + kTileRows <= n_rows; row += kTileRows) {
-    AddRows<kType, kTileRows>(tile, n_blocks, x.From(row), first_block, sums + row * kGroupOuts);
+    AddRows<kType, kTileRows>(tile, n_blocks, x.From(row), sums + row * kGroupOuts);
   }
   if constexpr (kTileRows > 4) {
     for (; row + 4 <= n_rows; row += 4) {
-      AddRows<kType, 4>(tile, n_blocks, x.From(row), first_block, sums + row * kGroupOuts);
+      AddRows<kType, 4>(tile, n_blocks, x.From(row), sums + row * kGroupOuts);
     }
   }
   for (; row + 2 <= n_rows; row += 2) {
-    AddRows<kType, 2>(tile, n_blocks, x.From(row), first_block, sums + row * kGroupOuts);
+    AddRows<kType, 2>(tile, n_blocks, x.From(row), sums + row * kGroupOuts);
   }
-  if (row < n_rows) {
-    AddRows<kType, 1>(tile, n_blocks, x.From(row), first_block, sums + row * kGroupOuts);
+  if (row < n_rows) AddRows<kType, 1>(tile, n_blocks, x.From(row), sums + row * kGroupOuts);
+}
+
+// Sums [n_rows][16] of 16 outputs.
+template <WeightType kType>
+void AddPanel(const uint8_t* w, int64_t n_in, const QuantizedRows& x, int64_t n_rows,
+              float* sums) {
+  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
+  const int64_t n_blocks = n_in / kBlockIns;
+  Tile tile;
+  for (int64_t i = 0; i < n_rows * kGroupOuts; i += kLanes) Store(sums + i, Zero());
+  for (int64_t b = 0; b < n_blocks; b += kTileBlocks) {
+    const int n = static_cast<int>(n_blocks - b < kTileBlocks ? n_blocks - b : kTileBlocks);
+    WidenTile<kType>(w + b * kBlockIns / kLayout.block * kLayout.group_bytes(), n, &tile);
+    AddRowsOfTile<kType>(tile, n, x.FromInput(b * kBlockIns), n_rows, sums);
   }
 }
+
+// --- A part of a product. ---
+
+constexpr int64_t kMaxPanel = 256;          // rows; their sums are 16 KiB
+constexpr int64_t kPanelBytes = 256 << 10;  // of rows, which stay in L2
 
 // Sums plus bias to y.
 void StoreGroup(const LinearPart& part, int64_t first_row, int64_t n_rows, int64_t first_out,
@@ -396,65 +444,21 @@ void StoreGroup(const LinearPart& part, int64_t first_row, int64_t n_rows, int64
 
 template <WeightType kType>
 void MultiplyBlocks(const LinearPart& part, const QuantizedRows& x) {
-  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
   int64_t panel = kPanelBytes / part.n_in / kTileRows * kTileRows;
   panel = panel < 64 ? 64 : panel > kMaxPanel ? kMaxPanel : panel;
-  Tile tile;
   alignas(64) float sums[kMaxPanel * kGroupOuts];
-  const int64_t n_blocks = part.n_in / kBlockIns;
   for (int64_t row = 0; row < part.n_rows; row += panel) {
     const int64_t n_rows = part.n_rows - row < panel ? part.n_rows - row : panel;
     const QuantizedRows rows = x.From(row);
     const uint8_t* w = static_cast<const uint8_t*>(part.w);
     for (int64_t out = 0; out < part.n_out; out += kGroupOuts, w += part.w_stride) {
-      for (int64_t i = 0; i < n_rows * kGroupOuts; i += kLanes) Store(sums + i, Zero());
-      for (int64_t b = 0; b < n_blocks; b += kTileBlocks) {
-        const int n = static_cast<int>(n_blocks - b < kTileBlocks ? n_blocks - b : kTileBlocks);
-        WidenTile<kType>(w + b * kBlockIns / kLayout.block * kLayout.group_bytes(), n, &tile);
-        AddRowsOfTile<kType>(tile, n, rows, n_rows, b, sums);
+      if (n_rows <= kFewRows) {
+        StreamFewRows<kType>(w, part.n_in, rows, n_rows, sums);
+      } else {
+        AddPanel<kType>(w, part.n_in, rows, n_rows, sums);
       }
       StoreGroup(part, row, n_rows, out, sums);
     }
-  }
-}
-
-template <WeightType kType>
-using OfType = std::integral_constant<WeightType, kType>;
-
-// Calls fn with the type as a constant.
-template <typename F>
-void ForBlockType(WeightType type, const F& fn) {
-  switch (type) {
-    using enum WeightType;
-    case kQ4_0:
-      return fn(OfType<kQ4_0>());
-    case kQ4_1:
-      return fn(OfType<kQ4_1>());
-    case kQ5_0:
-      return fn(OfType<kQ5_0>());
-    case kQ5_1:
-      return fn(OfType<kQ5_1>());
-    case kQ8_0:
-      return fn(OfType<kQ8_0>());
-    case kQ2_K:
-      return fn(OfType<kQ2_K>());
-    case kQ3_K:
-      return fn(OfType<kQ3_K>());
-    case kQ4_K:
-      return fn(OfType<kQ4_K>());
-    case kQ5_K:
-      return fn(OfType<kQ5_K>());
-    case kQ6_K:
-      return fn(OfType<kQ6_K>());
-    case kIq4Nl:
-      return fn(OfType<kIq4Nl>());
-    case kIq4Xs:
-      return fn(OfType<kIq4Xs>());
-    case kMxfp4:
-      return fn(OfType<kMxfp4>());
-    case kBf16:
-    case kF32:
-      return;  // no blocks
   }
 }
 

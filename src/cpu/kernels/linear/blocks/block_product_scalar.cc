@@ -36,7 +36,7 @@ float Product(const BlockLayout& layout, const OutputNumbers& w, const Quantized
     int dot = 0;
     for (size_t i = u * layout.unit; i < (u + 1) * layout.unit; ++i) dot += w.numbers[i] * x.codes[i];
     sum += static_cast<float>(dot) * block.scale * w.factors[u].scale;
-    if (layout.has_min) sum -= w.factors[u].min * (units == 1 ? block.sum : block.half_sums[u % 2]);
+    if (layout.has_min) sum += w.factors[u].min * (units == 1 ? block.minus_sum : block.minus_half_sums[u % 2]);
   }
   return sum;
 }
@@ -75,9 +75,9 @@ void QuantizeRowScalar(DType x_type, const void* x, int64_t n_in, int8_t* codes,
       sums[i / kMinUnit] += code;
     }
     *blocks = {.scale = scale,
-               .sum = scale * static_cast<float>(sums[0] + sums[1]),
-               .half_sums = {scale * static_cast<float>(sums[0]),
-                             scale * static_cast<float>(sums[1])}};
+               .minus_sum = -scale * static_cast<float>(sums[0] + sums[1]),
+               .minus_half_sums = {-scale * static_cast<float>(sums[0]),
+                             -scale * static_cast<float>(sums[1])}};
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstring>
+#include <type_traits>
 
 #include "tensor/dtype.h"
 
@@ -25,11 +26,12 @@ float FromExponent(uint16_t exponent) {
                       : std::bit_cast<float>((exponent - 1u) << 23);
 }
 
-// n codes of four bits: the lower halves of n / 2 bytes, then the upper ones.
-void TakeHalves(const Byte* q, int n, Byte* codes) {
-  for (int i = 0; i < n / 2; ++i) {
+// kCodes codes of four bits: the lower halves of as many bytes, then the upper ones.
+template <int kCodes>
+void TakeHalves(const Byte* q, Byte* __restrict codes) {
+  for (int i = 0; i < kCodes / 2; ++i) {
     codes[i] = q[i] & 15;
-    codes[i + n / 2] = q[i] >> 4;
+    codes[i + kCodes / 2] = q[i] >> 4;
   }
 }
 
@@ -55,6 +57,7 @@ void ReadQ2_K(const Byte* from, BlockValues* v) {
   v->scale = Load16(from + 80);
   v->min = Load16(from + 82);
   std::memcpy(v->unit_scales, from, kMaxUnits);
+#pragma GCC unroll 8
   for (int c = 0; c < 8; ++c) {  // 32 values
     const Byte* q = from + 16 + c / 4 * 32;
     for (int i = 0; i < 32; ++i) v->codes[c * 32 + i] = q[i] >> (c % 4 * 2) & 3;
@@ -69,6 +72,7 @@ void ReadQ3_K(const Byte* from, BlockValues* v) {
     const int high = scales[8 + g % 4] >> (g / 4 * 2) & 3;
     v->unit_scales[g] = static_cast<Byte>((low | high << 4) - 32);
   }
+#pragma GCC unroll 8
   for (int c = 0; c < 8; ++c) {
     const Byte* q = from + 32 + c / 4 * 32;
     for (int i = 0; i < 32; ++i) {
@@ -81,14 +85,17 @@ void ReadQ4_K(const Byte* from, BlockValues* v) {
   v->scale = Load16(from);
   v->min = Load16(from + 2);
   TakeSixBits(from + 4, v);
-  for (int c = 0; c < 4; ++c) TakeHalves(from + 16 + c * 32, 64, v->codes + c * 64);
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) TakeHalves<64>(from + 16 + c * 32, v->codes + c * 64);
 }
 
 void ReadQ5_K(const Byte* from, BlockValues* v) {
   v->scale = Load16(from);
   v->min = Load16(from + 2);
   TakeSixBits(from + 4, v);
-  for (int c = 0; c < 4; ++c) TakeHalves(from + 48 + c * 32, 64, v->codes + c * 64);
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) TakeHalves<64>(from + 48 + c * 32, v->codes + c * 64);
+#pragma GCC unroll 8
   for (int c = 0; c < 8; ++c) {
     for (int i = 0; i < 32; ++i) v->codes[c * 32 + i] |= (from[16 + i] >> c & 1) << 4;
   }
@@ -97,6 +104,7 @@ void ReadQ5_K(const Byte* from, BlockValues* v) {
 void ReadQ6_K(const Byte* from, BlockValues* v) {
   v->scale = Load16(from + 208);
   std::memcpy(v->unit_scales, from + 192, kMaxUnits);
+#pragma GCC unroll 8
   for (int c = 0; c < 8; ++c) {
     const Byte* low = from + c / 4 * 64 + c % 2 * 32;
     const Byte* high = from + 128 + c / 4 * 32;
@@ -110,23 +118,25 @@ void ReadQ6_K(const Byte* from, BlockValues* v) {
 void ReadIq4Xs(const Byte* from, BlockValues* v) {
   v->scale = Load16(from);
   const int high = Load16(from + 2);
+#pragma GCC unroll 8
   for (int c = 0; c < 8; ++c) {
     const int scale = (from[4 + c / 2] >> (c % 2 * 4) & 15) | (high >> 2 * c & 3) << 4;
     v->unit_scales[c] = static_cast<Byte>(scale - 32);
-    TakeHalves(from + 8 + c * 16, 32, v->codes + c * 32);
+    TakeHalves<32>(from + 8 + c * 16, v->codes + c * 32);
   }
 }
 
-// The planes of codes of 32 inputs: `bits` of them, from bit `first` of a code on, of 32 * bits / 8
-// bytes.
-void PackPlane(const Byte* codes, int first, int bits, Byte* plane) {
-  const int n_sharing = 8 / bits;  // quads
-  const int n_bytes = kBlockIns / n_sharing;
-  const Byte mask = static_cast<Byte>((1 << bits) - 1);
-  for (int j = 0; j < n_bytes; ++j) plane[j] = codes[j] >> first & mask;
-  for (int s = 1; s < n_sharing; ++s) {
-    for (int j = 0; j < n_bytes; ++j) {
-      plane[j] |= (codes[s * n_bytes + j] >> first & mask) << (s * bits);
+// A plane of codes of 32 inputs: kBits bits from bit kFirst of a code on, 4 * kBits bytes.
+template <int kFirst, int kBits>
+void PackPlane(const Byte* codes, Byte* __restrict plane) {
+  constexpr int kSharing = 8 / kBits;  // quads
+  constexpr int kBytes = kBlockIns / kSharing;
+  constexpr Byte kMask = (1 << kBits) - 1;
+  for (int j = 0; j < kBytes; ++j) plane[j] = codes[j] >> kFirst & kMask;
+#pragma GCC unroll 8
+  for (int s = 1; s < kSharing; ++s) {
+    for (int j = 0; j < kBytes; ++j) {
+      plane[j] |= (codes[s * kBytes + j] >> kFirst & kMask) << (s * kBits);
     }
   }
 }
@@ -142,20 +152,99 @@ void UnpackPlane(const Byte* plane, int first, int bits, Byte* codes) {
   }
 }
 
-// Calls fn(first bit, bits, byte of the plane's first line among the codes of 32 inputs).
+// Calls fn(bits of the plane, its first bit of a code) as constants, plane by plane.
+template <int kBits, int kFirst = 0, typename F>
+void ForPlanes(const F& fn) {
+  constexpr int kOfPlane = kBits >= 8 ? 8 : kBits >= 4 ? 4 : kBits >= 2 ? 2 : 1;
+  fn(std::integral_constant<int, kOfPlane>(), std::integral_constant<int, kFirst>());
+  if constexpr (kBits > kOfPlane) ForPlanes<kBits - kOfPlane, kFirst + kOfPlane>(fn);
+}
 template <typename F>
-void ForPlanes(int bits, const F& fn) {
-  int first = 0, offset = 0;
-  for (const int of_plane : {8, 4, 2, 1}) {
-    if ((bits & of_plane) == 0) continue;
-    fn(first, of_plane, offset);
-    first += of_plane;
-    offset += kGroupOuts * kBlockIns * of_plane / 8;
+void ForPlanesOf(int bits, const F& fn) {
+  switch (bits) {
+    case 2:
+      return ForPlanes<2>(fn);
+    case 3:
+      return ForPlanes<3>(fn);
+    case 4:
+      return ForPlanes<4>(fn);
+    case 5:
+      return ForPlanes<5>(fn);
+    case 6:
+      return ForPlanes<6>(fn);
+    default:
+      return ForPlanes<8>(fn);
   }
 }
 
-constexpr int kQuad = 4;                           // inputs
+constexpr int kQuad = 4;  // inputs
 constexpr int kLineBytes = kGroupOuts * kQuad;
+
+
+template <WeightType kType>
+void ReadStoredBlock(const Byte* from, BlockValues* v) {
+  using enum WeightType;
+  if constexpr (kType == kQ2_K) return ReadQ2_K(from, v);
+  if constexpr (kType == kQ3_K) return ReadQ3_K(from, v);
+  if constexpr (kType == kQ4_K) return ReadQ4_K(from, v);
+  if constexpr (kType == kQ5_K) return ReadQ5_K(from, v);
+  if constexpr (kType == kQ6_K) return ReadQ6_K(from, v);
+  if constexpr (kType == kIq4Xs) return ReadIq4Xs(from, v);
+  if constexpr (kType == kMxfp4) {
+    v->scale = from[0];
+    return TakeHalves<kBlockIns>(from + 1, v->codes);
+  }
+  // Blocks of 32: a scale, perhaps a minimum, perhaps the fifth bits, codes.
+  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
+  v->scale = Load16(from);
+  from += 2;
+  if (kLayout.has_min) {
+    v->min = Load16(from);
+    from += 2;
+  }
+  if (kLayout.bits == 8) {
+    std::memcpy(v->codes, from, kBlockIns);
+    return;
+  }
+  if (kLayout.bits == 4) return TakeHalves<kBlockIns>(from, v->codes);
+  TakeHalves<kBlockIns>(from + 4, v->codes);
+  AddFifthBits(from, v->codes);
+}
+
+// A block of output `out` of a group, 0 to 15, to its place there.
+template <WeightType kType>
+void PutBlock(const BlockValues& v, int out, Byte* to) {
+  constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
+  constexpr int kScaleBytes = kLayout.block_scale_bytes();
+  std::memcpy(to + out * kScaleBytes, &v.scale, kScaleBytes);  // little-endian
+  if (kLayout.has_min) std::memcpy(to + kLayout.min_offset() + 2 * out, &v.min, sizeof(v.min));
+  for (int u = 0; u < kLayout.units(); ++u) {
+    to[kLayout.unit_scale_offset() + u * kGroupOuts + out] = v.unit_scales[u];
+    if (kLayout.unit_scales != UnitScales::kBytes) continue;
+    to[kLayout.unit_min_offset() + u * kGroupOuts + out] = v.unit_mins[u];
+  }
+  for (int b = 0; b < kLayout.block / kBlockIns; ++b) {
+    Byte* line = to + kLayout.code_offset() + b * kLayout.code_bytes() + out * kQuad;
+    ForPlanes<kLayout.bits>([&](auto bits, auto first) {
+      Byte plane[kBlockIns];
+      PackPlane<first.value, bits.value>(v.codes + b * kBlockIns, plane);
+      for (int l = 0; l < bits.value; ++l, line += kLineBytes) {
+        std::memcpy(line, plane + l * kQuad, kQuad);
+      }
+    });
+  }
+}
+
+template <WeightType kType>
+void PackRow(const Byte* stored, int64_t n_blocks, int out, Byte* group) {
+  constexpr int kGroupBytes = LayoutOfBlocks(kType).group_bytes();
+  const int64_t stored_bytes = StoredBlockBytes(kType);
+  BlockValues values = {};
+  for (int64_t b = 0; b < n_blocks; ++b, stored += stored_bytes, group += kGroupBytes) {
+    ReadStoredBlock<kType>(stored, &values);
+    PutBlock<kType>(values, out, group);
+  }
+}
 
 }  // namespace
 
@@ -176,63 +265,41 @@ int64_t StoredBlockBytes(WeightType type) {
   return code_bytes + 2 + scale_bytes;
 }
 
-void ReadStoredBlock(WeightType type, const std::byte* stored, BlockValues* v) {
-  const Byte* from = reinterpret_cast<const Byte*>(stored);
-  switch (type) {
-    case WeightType::kQ2_K:
-      return ReadQ2_K(from, v);
-    case WeightType::kQ3_K:
-      return ReadQ3_K(from, v);
-    case WeightType::kQ4_K:
-      return ReadQ4_K(from, v);
-    case WeightType::kQ5_K:
-      return ReadQ5_K(from, v);
-    case WeightType::kQ6_K:
-      return ReadQ6_K(from, v);
-    case WeightType::kIq4Xs:
-      return ReadIq4Xs(from, v);
-    case WeightType::kMxfp4:
-      v->scale = from[0];
-      return TakeHalves(from + 1, kBlockIns, v->codes);
-    default:
-      break;
-  }
-  // Blocks of 32: a scale, perhaps a minimum, perhaps the fifth bits, codes.
-  const BlockLayout layout = LayoutOfBlocks(type);
-  v->scale = Load16(from);
-  from += 2;
-  if (layout.has_min) {
-    v->min = Load16(from);
-    from += 2;
-  }
-  if (layout.bits == 8) {
-    std::memcpy(v->codes, from, kBlockIns);
-    return;
-  }
-  if (layout.bits == 4) return TakeHalves(from, kBlockIns, v->codes);
-  TakeHalves(from + 4, kBlockIns, v->codes);
-  AddFifthBits(from, v->codes);
-}
-
-void PutBlock(const BlockLayout& layout, const BlockValues& v, int out, std::byte* group) {
+void PackStoredRow(WeightType type, const std::byte* stored, int64_t n_blocks, int out,
+                   std::byte* group) {
+  const Byte* const from = reinterpret_cast<const Byte*>(stored);
   Byte* const to = reinterpret_cast<Byte*>(group);
-  const int scale_bytes = layout.block_scale_bytes();
-  std::memcpy(to + out * scale_bytes, &v.scale, scale_bytes);  // little-endian
-  if (layout.has_min) std::memcpy(to + layout.min_offset() + 2 * out, &v.min, sizeof(v.min));
-  for (int u = 0; u < layout.units(); ++u) {
-    to[layout.unit_scale_offset() + u * kGroupOuts + out] = v.unit_scales[u];
-    if (layout.unit_scales != UnitScales::kBytes) continue;
-    to[layout.unit_min_offset() + u * kGroupOuts + out] = v.unit_mins[u];
-  }
-  for (int b = 0; b < layout.block / kBlockIns; ++b) {
-    Byte* const codes = to + layout.code_offset() + b * layout.code_bytes();
-    ForPlanes(layout.bits, [&](int first, int bits, int offset) {
-      Byte plane[kBlockIns];
-      PackPlane(v.codes + b * kBlockIns, first, bits, plane);
-      for (int line = 0; line < bits; ++line) {
-        std::memcpy(codes + offset + line * kLineBytes + out * kQuad, plane + line * kQuad, kQuad);
-      }
-    });
+  switch (type) {
+    using enum WeightType;
+    case kQ4_0:
+      return PackRow<kQ4_0>(from, n_blocks, out, to);
+    case kQ4_1:
+      return PackRow<kQ4_1>(from, n_blocks, out, to);
+    case kQ5_0:
+      return PackRow<kQ5_0>(from, n_blocks, out, to);
+    case kQ5_1:
+      return PackRow<kQ5_1>(from, n_blocks, out, to);
+    case kQ8_0:
+      return PackRow<kQ8_0>(from, n_blocks, out, to);
+    case kQ2_K:
+      return PackRow<kQ2_K>(from, n_blocks, out, to);
+    case kQ3_K:
+      return PackRow<kQ3_K>(from, n_blocks, out, to);
+    case kQ4_K:
+      return PackRow<kQ4_K>(from, n_blocks, out, to);
+    case kQ5_K:
+      return PackRow<kQ5_K>(from, n_blocks, out, to);
+    case kQ6_K:
+      return PackRow<kQ6_K>(from, n_blocks, out, to);
+    case kIq4Nl:
+      return PackRow<kIq4Nl>(from, n_blocks, out, to);
+    case kIq4Xs:
+      return PackRow<kIq4Xs>(from, n_blocks, out, to);
+    case kMxfp4:
+      return PackRow<kMxfp4>(from, n_blocks, out, to);
+    case kBf16:
+    case kF32:
+      return;  // no blocks
   }
 }
 
@@ -249,13 +316,13 @@ void TakeBlock(const BlockLayout& layout, const std::byte* group, int out, Block
   }
   std::memset(v->codes, 0, sizeof(v->codes));
   for (int b = 0; b < layout.block / kBlockIns; ++b) {
-    const Byte* const codes = from + layout.code_offset() + b * layout.code_bytes();
-    ForPlanes(layout.bits, [&](int first, int bits, int offset) {
+    const Byte* line = from + layout.code_offset() + b * layout.code_bytes() + out * kQuad;
+    ForPlanesOf(layout.bits, [&](auto bits, auto first) {
       Byte plane[kBlockIns];
-      for (int line = 0; line < bits; ++line) {
-        std::memcpy(plane + line * kQuad, codes + offset + line * kLineBytes + out * kQuad, kQuad);
+      for (int l = 0; l < bits.value; ++l, line += kLineBytes) {
+        std::memcpy(plane + l * kQuad, line, kQuad);
       }
-      UnpackPlane(plane, first, bits, v->codes + b * kBlockIns);
+      UnpackPlane(plane, first.value, bits.value, v->codes + b * kBlockIns);
     });
   }
 }

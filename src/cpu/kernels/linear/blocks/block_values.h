@@ -20,11 +20,11 @@ struct BlockValues {
 // Bytes of a block as ggml stores it.
 int64_t StoredBlockBytes(WeightType type);
 
-// A block of ggml.
-void ReadStoredBlock(WeightType type, const std::byte* stored, BlockValues* values);
+// Puts a row of n_blocks blocks of ggml into groups, as output `out` of each, 0 to 15.
+void PackStoredRow(WeightType type, const std::byte* stored, int64_t n_blocks, int out,
+                   std::byte* groups);
 
-// A block of output `out` of a group, 0 to 15, to and from its place there.
-void PutBlock(const BlockLayout& layout, const BlockValues& values, int out, std::byte* group);
+// A block of output `out` of a group.
 void TakeBlock(const BlockLayout& layout, const std::byte* group, int out, BlockValues* values);
 
 // What scales of a block and of its units make: a value is scale * (number its code stands for)

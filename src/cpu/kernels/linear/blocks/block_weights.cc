@@ -37,18 +37,10 @@ class BlockWeightFormat : public WeightFormat {
 
   void PackBlocks(const MatrixSize& size, const SourceBlocks& source,
                   std::byte* w) const override {
-    const int64_t stored_bytes = StoredBlockBytes(type_);
-    BlockValues values;
     for (int64_t r = 0; r < source.n_rows; ++r) {
       const int64_t out = source.first_out + r;
-      const std::byte* from = source.rows + r * source.row_bytes;
-      std::byte* group = w + out / kGroupOuts * Stride(size);
-      for (int64_t in = 0; in < size.n_in; in += layout_.block) {
-        ReadStoredBlock(type_, from, &values);
-        PutBlock(layout_, values, static_cast<int>(out % kGroupOuts), group);
-        from += stored_bytes;
-        group += layout_.group_bytes();
-      }
+      PackStoredRow(type_, source.rows + r * source.row_bytes, size.n_in / layout_.block,
+                    static_cast<int>(out % kGroupOuts), w + out / kGroupOuts * Stride(size));
     }
   }
 

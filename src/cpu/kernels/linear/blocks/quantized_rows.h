@@ -11,8 +11,8 @@ namespace kvlathe {
 // Of 32 inputs of a row.
 struct RowBlock {
   float scale;         // largest |x| / 127; NaN where one of them is not finite
-  float sum;           // scale * the sum of codes
-  float half_sums[2];  // the same of 16
+  float minus_sum;     // -scale * the sum of codes
+  float minus_half_sums[2];  // the same of 16
 };
 
 // [n_rows, n_in], n_in a multiple of 32.
@@ -24,6 +24,10 @@ struct QuantizedRows {
 
   QuantizedRows From(int64_t row) const {
     return {codes + row * stride, stride, blocks + row * block_stride, block_stride};
+  }
+  // From an input on, a multiple of 32.
+  QuantizedRows FromInput(int64_t in) const {
+    return {codes + in, stride, blocks + in / 32, block_stride};
   }
 };
 

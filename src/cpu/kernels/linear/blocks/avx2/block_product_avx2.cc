@@ -21,40 +21,53 @@ KVL_LANES int SumOf(__m128i x) {
   return _mm_cvtsi128_si32(x);
 }
 
-// Input i of a quad of 8 outputs, as the numbers that weights stand for. The file is compiled
-// without contraction: the product and the difference are rounded as the portable code rounds them.
+// The factors of a unit of 8 outputs. The file is compiled without contraction: products and
+// differences are rounded as the portable code rounds them.
+struct UnitVecs {
+  Vec scale, min;
+};
 template <WeightType kType>
-KVL_LANES Vec NumbersOf(const Tile& tile, int64_t block, int quad, int i, int first) {
+KVL_LANES UnitVecs FactorsOfUnit(const uint8_t* group, int unit, int first) {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
-  const IntVec codes = LoadWords(&tile.codes[block][quad][4 * first]);
+  const Vec scale = BlockScales<kType>(group, first);
+  const Vec min = BlockMins<kType>(group, first, scale);
+  if constexpr (kLayout.units() == 0) return {scale, min};
+  return {scale * ToFloats(UnitScales32<kType>(group, unit, first)),
+          min * UnitMins<kType>(group, unit, first)};
+}
+
+// Input i of a quad of 8 outputs, as the numbers that weights stand for.
+template <WeightType kType>
+KVL_LANES Vec NumbersOf(IntVec codes, int i, const UnitVecs& factors) {
   const IntVec shifted = _mm256_sll_epi32(codes, _mm_cvtsi32_si128(24 - 8 * i));
   const IntVec number = HasSignedNumbers<kType>()
                             ? _mm256_srai_epi32(shifted, 24)
                             : _mm256_sub_epi32(_mm256_srli_epi32(shifted, 24),
                                                _mm256_set1_epi32(ZeroOf<kType>()));
-  const int64_t unit = (block * kBlockIns + quad * 4) / kLayout.unit;
-  const Vec product = Load(&tile.scales[unit][first]) * ToFloats(number);
-  return kLayout.has_min ? product - Load(&tile.mins[unit][first]) : product;
+  const Vec product = factors.scale * ToFloats(number);
+  return LayoutOfBlocks(kType).has_min ? product - factors.min : product;
 }
 
 // Calls store(first input of a pair, first output, numbers of the first and of the second input).
 template <WeightType kType, typename F>
 KVL_LANES void ForPairs(const BlockPanel& panel, const F& store) {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
-  Tile tile;
-  const int64_t n_blocks = panel.n_in / kBlockIns;
-  for (int64_t g = 0; g < kOutBlock / kGroupOuts; ++g) {
-    const uint8_t* const w = reinterpret_cast<const uint8_t*>(panel.w) + g * panel.w_stride;
-    for (int64_t first = 0; first < n_blocks; first += kTileBlocks) {
-      const int n = static_cast<int>(n_blocks - first < kTileBlocks ? n_blocks - first : kTileBlocks);
-      WidenTile<kType>(w + first * kBlockIns / kLayout.block * kLayout.group_bytes(), n, &tile);
-      for (int64_t i = 0; i < n * kBlockIns; i += 2) {
-        const int64_t block = i / kBlockIns;
-        const int quad = static_cast<int>(i % kBlockIns / 4), in_quad = static_cast<int>(i % 4);
-        for (int out = 0; out < kGroupOuts; out += kLanes) {
-          store(first * kBlockIns + i, g * kGroupOuts + out,
-                NumbersOf<kType>(tile, block, quad, in_quad, out),
-                NumbersOf<kType>(tile, block, quad, in_quad + 1, out));
+  for (int64_t out = 0; out < kOutBlock; out += kLanes) {
+    const int first = static_cast<int>(out % kGroupOuts);
+    const uint8_t* group =
+        reinterpret_cast<const uint8_t*>(panel.w) + out / kGroupOuts * panel.w_stride;
+    for (int64_t in = 0; in < panel.n_in; in += kLayout.block, group += kLayout.group_bytes()) {
+      for (int b = 0; b < kLayout.block / kBlockIns; ++b) {
+        alignas(64) uint8_t codes[kQuads][kLine];
+        WidenCodes<kType>(group + kLayout.code_offset() + b * kLayout.code_bytes(), codes);
+        for (int quad = 0; quad < kQuads; ++quad) {
+          const int unit = (b * kBlockIns + quad * 4) / kLayout.unit;
+          const UnitVecs factors = FactorsOfUnit<kType>(group, unit, first);
+          const IntVec four = LoadWords(&codes[quad][4 * first]);
+          for (int i = 0; i < 4; i += 2) {
+            store(in + b * kBlockIns + quad * 4 + i, out, NumbersOf<kType>(four, i, factors),
+                  NumbersOf<kType>(four, i + 1, factors));
+          }
         }
       }
     }
@@ -109,9 +122,9 @@ void QuantizeRowAvx2(DType x_type, const void* x, int64_t n_in, int8_t* codes, R
     const int sums[2] = {SumOf(_mm256_castsi256_si128(fours)),
                          SumOf(_mm256_extracti128_si256(fours, 1))};
     *blocks = {.scale = scale,
-               .sum = scale * static_cast<float>(sums[0] + sums[1]),
-               .half_sums = {scale * static_cast<float>(sums[0]),
-                             scale * static_cast<float>(sums[1])}};
+               .minus_sum = -scale * static_cast<float>(sums[0] + sums[1]),
+               .minus_half_sums = {-scale * static_cast<float>(sums[0]),
+                             -scale * static_cast<float>(sums[1])}};
   }
 }
 
