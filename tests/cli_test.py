@@ -123,10 +123,31 @@ class CommandLine(cli_support.CommandLineCase):
     def test_caches_of_any_depth_are_timed(self):
         kvs = ["h2o(keep=0.5)", "fdc+snapkv(keep=0.5,score=exact)", "fdc+h2o(keep=0.5,score=exact)+kivi"]
         for kv in kvs:
-            self.json_of("bench", "model", "-m", MODEL, "--kv", kv, "-p", 0, "-n", 2, "-d", 600, "-r", 1)
+            self.json_of("bench", "model", "-m", MODEL, "--kv", kv, "-p", 0, "-n", 2, "-d", 600, "-r", 1, "--no-bandwidth")
+
+    def test_generation_is_held_against_the_read_bandwidth(self):
+        bench = ["bench", "model", "-m", MODEL, "-p", 16, "-n", 2, "-r", 1]
+        prompt, generation = self.json_of(*bench)["rows"]
+        self.assertNotIn("bandwidth_share", prompt)
+        # The model lies in the cache of the processor.
+        self.assertGreater(generation["bandwidth_share"], 0)
+        self.assertNotIn("limit_ts", generation)
+        header, _, _, row = self.run_verb(*bench).stdout.decode().splitlines()
+        place = [cell.strip() for cell in header.split("|")].index("of bandwidth")
+        self.assertRegex(row.split("|")[place], r"^ \d+\.\d\d $")
+        _, generation = self.json_of(*bench, "--no-bandwidth")["rows"]
+        self.assertNotIn("bandwidth_share", generation)
+        self.assert_refused(2, "--no-bandwidth", *bench, "--no-bandwidth", "--limits")
+
+    def test_more_threads_than_processors_are_said(self):
+        n = len(os.sched_getaffinity(0))
+        run = ["run", "-m", MODEL, "-p", "The carriage", "-n", 2, "-t"]
+        said = self.run_verb(*run, n + 1).stderr.decode()
+        self.assertEqual(said.count(f"kvlathe: note: -t {n + 1}: this process may use {n} processors"), 1)
+        self.assertNotIn("processors", self.run_verb(*run, n).stderr.decode())
 
     def test_random_weights_take_uniform_ranks_and_no_fisher_ranks(self):
-        bench = ["bench", "model", "--random-model", MODEL / "config.json", "-p", 0, "-n", 1, "-d", 640, "-r", 1]
+        bench = ["bench", "model", "--random-model", MODEL / "config.json", "-p", 0, "-n", 1, "-d", 640, "-r", 1, "--no-bandwidth"]
         uniform = [f"{kv}(rate=0.4,ranks=uniform)" for kv in ("fdc", "zack")]
         rows = self.json_of(*bench, "--kv", "fdc(rate=0.4)", *(a for kv in uniform for a in ("--kv", kv)))["rows"]
         self.assertEqual(rows[1]["kv_bytes"], rows[2]["kv_bytes"])

@@ -7,6 +7,7 @@ Usage: first_use_cli_test.py KVLATHE MODEL_DIRECTORY [TEST...]
 
 import json
 import re
+import shutil
 
 import cli_support
 import model_files
@@ -289,39 +290,82 @@ class OneLayer(cli_support.CommandLineCase):
 class Loss(cli_support.CommandLineCase):
     """A cache far from the uncompressed one."""
 
-    # A processor without BF16 instructions has a note in front of it.
-    def warning_of(self, run):
-        warning, = [line for line in run.stderr.splitlines() if b"warning" in line]
-        return warning
+    def setUp(self):
+        super().setUp()
+        self.environment["XDG_CACHE_HOME"] = str(self.folder / "cache")
+        self.basis = self.folder / "basis.safetensors"
+        self.json_of("calibrate", "-m", MODEL, "--random-tokens", 256, "-o", self.basis)
+        self.run_with = ["run", "-m", MODEL, "-p", "The carriage", "-n", 2, "--basis", self.basis, "--kv"]
+
+    # A processor without BF16 instructions has a note in front of them.
+    def warnings_of(self, kv):
+        run = self.run_verb(*self.run_with, kv)
+        self.assertEqual(run.returncode, 0, run.stderr.decode())
+        # Standard output is what was generated and nothing else.
+        self.assertTrue(run.stdout.startswith(b"The carriage"))
+        return [line for line in run.stderr.decode().splitlines() if "warning" in line]
+
+    def kept(self):
+        return sorted(self.folder.glob("cache/*/loss-*"))
 
     def test_large_loss_is_said_and_measured_once(self):
-        self.environment["XDG_CACHE_HOME"] = str(self.folder / "cache")
-        basis = self.folder / "basis.safetensors"
-        self.json_of("calibrate", "-m", MODEL, "--random-tokens", 256, "-o", basis)
-        run = ["run", "-m", MODEL, "-p", "The carriage", "-n", 2, "--basis", basis, "--kv"]
-        strong = self.run_verb(*run, "fdc(rate=0.9)")
-        self.assertEqual(strong.returncode, 0, strong.stderr.decode())
-        self.assertRegex(strong.stderr.decode(), r"(?m)^kvlathe: warning: --kv 'fdc\(rate=0\.9\)' changes what this model "
-                         r"says: on a short text it is \d\.\d\d nats per token away from the uncompressed cache")
-        self.assertEqual(strong.stderr.count(b"warning"), 1)
-        kept, = self.folder.glob("cache/*/loss-*")
+        said, = self.warnings_of("fdc(rate=0.9)")
+        self.assertRegex(said, r"^kvlathe: warning: --kv 'fdc\(rate=0\.9\)' changes what this model says: on a short text it is "
+                         r"\d\.\d\d nats per token away from the uncompressed cache .*, and \d\d% of its likeliest tokens are others; "
+                         r"take a smaller rate or ratio, or kivi\(bits=4\), or see kvlathe compare$")
+        path, = self.kept()
+        measured = json.loads(path.read_text())
+        self.assertAlmostEqual(measured["kl"], 0.8, delta=0.6)
         # What is said again was read, not measured.
-        kept.write_text("7.25\n")
-        self.assertIn("it is 7.25 nats per token away", self.run_verb(*run, "fdc(rate=0.9)").stderr.decode())
-        kept.write_text("rubbish\n")
-        self.assertEqual(self.warning_of(self.run_verb(*run, "fdc(rate=0.9)")), self.warning_of(strong))
-        self.assertAlmostEqual(float(kept.read_text()), 0.8, delta=0.5)
-        for kv in ("fdc(rate=0.1)", "kivi(bits=2)", "none"):
-            mild = self.run_verb(*run, kv)
-            self.assertEqual(mild.returncode, 0, mild.stderr.decode())
-            self.assertNotIn(b"warning", mild.stderr, kv)
-        # Standard output is what was generated and nothing else.
-        self.assertTrue(strong.stdout.startswith(b"The carriage"))
-        self.assertEqual(len(self.json_of(*run, "fdc(rate=0.9)")["ids"]), 2)
-        # What is refused is not measured.
-        session = self.folder / "no.session"
-        self.assert_refused(1, "no.session", "run", "-m", MODEL, "--basis", basis, "--kv", "fdc(rate=0.9)",
-                            "--load-session", session)
+        path.write_text(json.dumps(dict(measured, kl=7.25)))
+        self.assertIn("it is 7.25 nats per token away", self.warnings_of("fdc(rate=0.9)")[0])
+        # Another type of rows, and another spec, are measured on their own.
+        self.json_of(*self.run_with, "fdc(rate=0.9)", "--dtype", "f32")
+        self.assertEqual(len(self.kept()), 2)
+        self.assertEqual(len(self.json_of(*self.run_with, "fdc(rate=0.8)")["ids"]), 2)
+        self.assertEqual(len(self.kept()), 3)
+
+    def test_any_method_is_measured(self):
+        for kv in ("h2o(keep=0.02)", "window(size=4)", "pool(n=16)"):
+            said, = self.warnings_of(kv)
+            self.assertIn("; take kivi(bits=4), or lathe(ratio=4), which is calibrated first, or see kvlathe compare", said)
+        n_kept = len(self.kept())
+        for kv in ("fdc(rate=0.1)", "kivi(bits=4)", "q8_0", "snapkv(keep=0.9)", "none"):
+            self.assertEqual(self.warnings_of(kv), [], kv)
+        self.assertEqual(len(self.kept()), n_kept + 4)  # nothing is lost with none
+        for path in self.kept():
+            self.assertLess(json.loads(path.read_text())["tokens"], 160)
+
+    def test_damaged_and_unwritable_files_are_no_error(self):
+        said = self.warnings_of("fdc(rate=0.9)")
+        path, = self.kept()
+        good = path.read_text()
+        for rubbish in ("rubbish", "[1]", '{"kl": "much", "top1_agreement": 1}', '{"kl": -1, "top1_agreement": 1}'):
+            path.write_text(rubbish)
+            damaged, again = self.warnings_of("fdc(rate=0.9)")
+            self.assertIn(f"{path}", damaged)
+            self.assertIn("; measured again", damaged)
+            self.assertEqual([again], said)
+            self.assertEqual(path.read_text(), good)
+        shutil.rmtree(self.folder / "cache")
+        (self.folder / "cache").write_text("no directory")
+        unkept, again = self.warnings_of("fdc(rate=0.9)")
+        self.assertIn("what --kv 'fdc(rate=0.9)' loses is not kept and will be measured again: ", unkept)
+        self.assertEqual([again], said)
+        del self.environment["XDG_CACHE_HOME"]
+        self.environment["HOME"] = ""
+        self.assertEqual(self.warnings_of("fdc(rate=0.9)"), said)
+
+    def test_what_measures_or_refuses_measures_nothing_before(self):
+        text = self.folder / "text.txt"
+        text.write_text(SAMPLE[:3000])
+        for verb in (["compare", "-c", 256, "--text", text], ["eval", "-c", 256, "--perplexity", text],
+                     ["bench", "model", "-p", 16, "-n", 0, "-r", 1]):
+            done = self.run_verb(*verb, "-m", MODEL, "--basis", self.basis, "--kv", "fdc(rate=0.9)")
+            self.assertNotIn(b"changes what this model says", done.stderr)
+        self.assert_refused(1, "no.session", "run", "-m", MODEL, "--basis", self.basis, "--kv", "fdc(rate=0.9)",
+                            "--load-session", self.folder / "no.session")
+        self.assertEqual(self.kept(), [])
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def peak_and_kv_bytes(kvlathe, config, kv):
     """Peak resident bytes of one benchmark process, and the KV bytes that it reports."""
     command = [kvlathe, "bench", "model", "--random-model", config, "-p", "0", "-n", "1", "-d",
                str(DEPTH), "-r", "1", "--parallel", str(PARALLEL), "--kv", kv, "--kv-memory", "4GiB",
-               "--json"]
+               "--no-bandwidth", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)

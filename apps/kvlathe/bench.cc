@@ -2,6 +2,7 @@
 // plans. Load on servers is in bench_serve.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 
@@ -33,7 +34,10 @@ struct BenchModelOptions {
   std::vector<int> n_parallel = {1};
   int n_repetitions = 5;
   bool has_limits = false;
+  bool leaves_bandwidth = false;
 };
+
+bool Generates(const ModelBenchCase& test) { return test.n_gen > 0; }
 
 std::vector<ModelBenchCase> ListTests(const BenchModelOptions& options) {
   std::vector<ModelBenchCase> tests;
@@ -63,11 +67,16 @@ Status RunModelBench(const BenchModelOptions& options) {
   if (specs.empty()) specs = {"none"};
   std::vector<ModelBenchRow> rows;
   const std::vector<ModelBenchCase> tests = ListTests(options);
+  std::optional<StepLimits> limits;
+  if (!options.has_limits && !options.leaves_bandwidth && std::ranges::any_of(tests, Generates)) {
+    KVL_ASSIGN_OR_RETURN(limits, MeasureStepLimits(workspace->threads(), workspace->isa(),
+                                                   /*with_products=*/false));
+  }
   for (const std::string& kv : specs) {
     KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
-    std::optional<StepLimits> limits;
     if (options.has_limits) {  // again for every spec: they drift
-      KVL_ASSIGN_OR_RETURN(limits, MeasureStepLimits(workspace->threads(), workspace->isa()));
+      KVL_ASSIGN_OR_RETURN(limits, MeasureStepLimits(workspace->threads(), workspace->isa(),
+                                                     /*with_products=*/true));
     }
     for (const ModelBenchCase& test : tests) {
       KVL_ASSIGN_OR_RETURN(ModelBenchRow row,
@@ -117,10 +126,14 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
       ->check(CLI::Range(1, 4096));
   verb->add_option("-r,--repetitions", options->n_repetitions, "counted runs")
       ->check(CLI::Range(1, 1000));
-  verb->add_flag(
+  CLI::Option* const limits = verb->add_flag(
       "--limits", options->has_limits,
       "measure the machine's limits as well (1 GiB of memory), and what share generation "
       "reaches");
+  verb->add_flag("--no-bandwidth", options->leaves_bandwidth,
+                 "do not measure the read bandwidth (2 s, 1 GiB of memory) that generation is "
+                 "held against")
+      ->excludes(limits);
   verb->callback(
       [verbs, options] { verbs->chosen = [options] { return RunModelBench(*options); }; });
 }

@@ -162,53 +162,95 @@ std::span<const float> Sampler::Adjusted(std::span<const float> logits,
   return adjusted_;
 }
 
-// Leaves the candidates of top-k in order: larger logit first, equal ones by id, so that the draw
-// does not depend on the sort.
-void Sampler::KeepLikeliest(std::span<const float> logits) {
-  candidates_.resize(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) candidates_[i] = {logits[i], static_cast<int32_t>(i)};
+// Leaves the n likeliest tokens in order: larger logit first, equal ones by id, so that the draw
+// does not depend on the sort. With few of many it is one pass over the logits and a heap.
+void Sampler::KeepLikeliest(std::span<const float> logits, size_t n) {
   const auto before = [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first > b.first : a.second < b.second;
   };
-  const size_t top_k = static_cast<size_t>(params_.top_k);
-  if (top_k > 0 && top_k < candidates_.size()) {
-    std::partial_sort(candidates_.begin(), candidates_.begin() + top_k, candidates_.end(), before);
-    candidates_.resize(top_k);
-  } else {
+  candidates_.clear();
+  if (n > logits.size() / 16) {
+    for (size_t i = 0; i < logits.size(); ++i) {
+      candidates_.emplace_back(logits[i], static_cast<int32_t>(i));
+    }
+    std::nth_element(candidates_.begin(), candidates_.begin() + n, candidates_.end(), before);
+    candidates_.resize(n);
     std::sort(candidates_.begin(), candidates_.end(), before);
+    return;
+  }
+  for (size_t i = 0; i < n; ++i) candidates_.emplace_back(logits[i], static_cast<int32_t>(i));
+  std::make_heap(candidates_.begin(), candidates_.end(), before);  // the least likely in front
+  for (size_t i = n; i < logits.size(); ++i) {
+    // Ids rise, so that an equal logit comes behind those that are there.
+    if (!(logits[i] > candidates_.front().first)) continue;
+    std::pop_heap(candidates_.begin(), candidates_.end(), before);
+    candidates_.back() = {logits[i], static_cast<int32_t>(i)};
+    std::push_heap(candidates_.begin(), candidates_.end(), before);
+  }
+  std::sort_heap(candidates_.begin(), candidates_.end(), before);
+}
+
+// Without top-k every token is a candidate, and yet the draw mostly falls on one of the likeliest:
+// more of them are put in order until it has.
+int32_t Sampler::Draw(std::span<const float> logits) {
+  constexpr size_t kFirstOrdered = 256, kTimesMore = 16;
+  const double uniform = Random(params_.seed, n_draws_++).Uniform();
+  const size_t n_logits = logits.size();
+  if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < n_logits) {
+    KeepLikeliest(logits, static_cast<size_t>(params_.top_k));
+    return *DrawOfOrdered({}, uniform);
+  }
+  for (size_t n = std::min(kFirstOrdered, n_logits);; n = std::min(kTimesMore * n, n_logits)) {
+    KeepLikeliest(logits, n);
+    const std::span<const float> all = n < n_logits ? logits : std::span<const float>();
+    if (const std::optional<int32_t> token = DrawOfOrdered(all, uniform)) return *token;
   }
 }
 
-int32_t Sampler::Draw(std::span<const float> logits) {
-  KeepLikeliest(logits);
+// The draw among candidates_, which are all there are, or else the likeliest of `all`. Nothing
+// where the candidates end before it is decided.
+std::optional<int32_t> Sampler::DrawOfOrdered(std::span<const float> all, double uniform) {
   const float max_logit = candidates_.front().first;
+  const float temperature = params_.temperature;
+  const auto sum_over = [&](const auto& weigh) {
+    double sum = 0;
+    if (all.empty()) {
+      for (const auto& [logit, id] : candidates_) sum += weigh(logit);
+    } else {
+      for (const float logit : all) sum += weigh(logit);
+    }
+    return sum;
+  };
   double sum = 0;
-  if (params_.top_p < 1) {
-    for (const auto& [logit, id] : candidates_) sum += std::exp(logit - max_logit);
-  }
-  // From here on the first n_kept candidates count; min-p cuts at a logit since p / p_max is
+  if (params_.top_p < 1) sum = sum_over([&](float x) { return std::exp(x - max_logit); });
+  // The first n_kept candidates count; min-p cuts at a logit since p / p_max is
   // exp(logit - max_logit).
   double before_it = 0;
   size_t n_kept = 0;
-  while (n_kept < candidates_.size() && !IsMasked(candidates_[n_kept].first)) {
-    const double weight = std::exp(candidates_[n_kept].first - max_logit);
+  bool is_cut = false;  // by top-p or min-p, or by what is masked
+  for (; n_kept < candidates_.size() && !is_cut; n_kept += is_cut ? 0 : 1) {
+    const float logit = candidates_[n_kept].first;
+    const double weight = std::exp(logit - max_logit);
     const bool is_likely =
         (params_.top_p >= 1 || before_it < params_.top_p * sum) && weight >= params_.min_p;
-    if (n_kept > 0 && !is_likely) break;
+    is_cut = IsMasked(logit) || (n_kept > 0 && !is_likely);
     before_it += weight;
-    ++n_kept;
   }
+  const bool goes_on = !is_cut && !all.empty();
+  if (goes_on && (params_.top_p < 1 || params_.min_p > 0)) return std::nullopt;
+  const auto weigh = [&](float x) { return std::exp((x - max_logit) / temperature); };
   double kept = 0;
-  for (size_t i = 0; i < n_kept; ++i) {
-    float& weight = candidates_[i].first;
-    weight = std::exp((weight - max_logit) / params_.temperature);
-    kept += weight;
+  if (goes_on) {
+    kept = sum_over(weigh);  // of what is masked: 0
+  } else {
+    for (size_t i = 0; i < n_kept; ++i) kept += weigh(candidates_[i].first);
   }
-  double draw = Random(params_.seed, n_draws_++).Uniform() * kept;
+  double draw = uniform * kept;
   for (size_t i = 0; i < n_kept; ++i) {
-    draw -= candidates_[i].first;
+    draw -= weigh(candidates_[i].first);
     if (draw < 0) return candidates_[i].second;
   }
+  if (goes_on) return std::nullopt;
   return candidates_[n_kept - 1].second;
 }
 

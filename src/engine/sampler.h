@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -57,7 +58,8 @@ class Sampler {
  private:
   std::span<const float> Adjusted(std::span<const float> logits, TokenConstraint* constraint);
   int32_t Draw(std::span<const float> logits);
-  void KeepLikeliest(std::span<const float> logits);
+  void KeepLikeliest(std::span<const float> logits, size_t n);
+  std::optional<int32_t> DrawOfOrdered(std::span<const float> all, double uniform);
   void EnterWindow(int32_t token);
 
   SamplingParams params_;

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
+#include <span>
 #include <vector>
 
 #include "base/random.h"
@@ -136,6 +138,83 @@ TEST(Sampler, MinPKeepsWhatIsNearTheLikeliest) {
   // The filters look at temperature 1: a flat distribution does not let more through.
   EXPECT_EQ(seen({.temperature = 50, .min_p = 0.5f}), (std::vector<int32_t>{2, 3}));
   EXPECT_EQ(seen({.temperature = 50, .top_p = 0.5f}), (std::vector<int32_t>{2, 3}));
+}
+
+// A draw as the header defines it: all candidates in order, then top-k, top-p, min-p, temperature.
+int32_t DrawnLiterally(const std::vector<float>& logits, const SamplingParams& params,
+                       uint64_t n_draws) {
+  std::vector<int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::ranges::stable_sort(ids, [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  if (params.top_k > 0 && static_cast<size_t>(params.top_k) < ids.size()) ids.resize(params.top_k);
+  const float most = logits[ids.front()];
+  double all = 0, before = 0;
+  for (const int32_t id : ids) all += std::exp(logits[id] - most);
+  std::vector<double> weights;
+  double kept = 0;
+  for (const int32_t id : ids) {
+    const double p = std::exp(logits[id] - most);
+    const bool is_likely = (params.top_p >= 1 || before < params.top_p * all) && p >= params.min_p;
+    if (std::isinf(logits[id]) || (!weights.empty() && !is_likely)) break;
+    before += p;
+    weights.push_back(std::exp((logits[id] - most) / params.temperature));
+    kept += weights.back();
+  }
+  double draw = Random(params.seed, n_draws).Uniform() * kept;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    draw -= weights[i];
+    if (draw < 0) return ids[i];
+  }
+  return ids[weights.size() - 1];
+}
+
+// Masks every third token.
+class Thirds : public TokenConstraint {
+ public:
+  void Mask(std::span<float> logits) override {
+    for (size_t i = 0; i < logits.size(); i += 3) logits[i] = -INFINITY;
+  }
+  Status Accept(int32_t) override { return OkStatus(); }
+  bool is_complete() const override { return false; }
+};
+
+// Only the likeliest tokens are put in order; the draws are those of a full sort. Logits have ties,
+// and are peaked, or so flat that a draw may fall behind any number of them.
+TEST(Sampler, DrawsAsIfAllTokensWereSorted) {
+  const SamplingParams kHow[] = {{.temperature = 1},
+                                 {.temperature = 0.3f},
+                                 {.temperature = 3},
+                                 {.temperature = 1, .top_k = 1},
+                                 {.temperature = 1, .top_k = 40},
+                                 {.temperature = 1, .top_k = 300},
+                                 {.temperature = 1, .top_k = 9000},
+                                 {.temperature = 1, .top_k = 40, .top_p = 0.7f, .min_p = 0.01f},
+                                 {.temperature = 1, .top_p = 0.9f},
+                                 {.temperature = 2, .top_p = 0.999f},
+                                 {.temperature = 1, .min_p = 0.05f},
+                                 {.temperature = 1, .min_p = 1e-4f},
+                                 {.temperature = 1, .top_p = 0.95f, .min_p = 1e-3f}};
+  for (const size_t n : {size_t{2}, size_t{255}, size_t{257}, size_t{10000}}) {
+    for (const float spread : {0.f, 0.5f, 4.f}) {
+      Random random(n);
+      std::vector<float> logits(n);
+      for (float& x : logits) {
+        x = spread * std::round(8 * static_cast<float>(random.Normal())) / 8;
+      }
+      std::vector<float> masked = logits;
+      Thirds thirds;
+      thirds.Mask(masked);
+      for (SamplingParams params : kHow) {
+        params.seed = n;
+        Sampler sampler(params), constrained(params);
+        for (uint64_t draw = 0; draw < 12; ++draw) {
+          ASSERT_EQ(*sampler.Sample(logits), DrawnLiterally(logits, params, draw))
+              << n << " of " << spread << ", top-k " << params.top_k << ", top-p " << params.top_p;
+          ASSERT_EQ(*constrained.Sample(logits, &thirds), DrawnLiterally(masked, params, draw));
+        }
+      }
+    }
+  }
 }
 
 TEST(Sampler, RefusesLogitsThatAreNotFiniteWhereverTheyAre) {

@@ -22,7 +22,8 @@ StoredRows::StoredRows(const Model& model, const SequenceCache& cache, int layer
                        int kv_head_idx)
     : layout_(model.layout()),
       blocks_(cache.head(layer_idx, kv_head_idx).blocks()),
-      device_(&cache.device()) {
+      device_(&cache.device()),
+      key_offset_(model.key_offset(layer_idx, kv_head_idx)) {
   head_ = {.format = layout_.seal->format,
            .kv_head_idx = kv_head_idx % layout_.n_heads_per_run(),
            .n_kv_heads = layout_.n_heads_per_run(),
@@ -48,6 +49,7 @@ void StoredRows::Read(const SealedRun& run, int block_idx) {
 std::vector<float> StoredRows::Key(int entry) const {
   std::vector<float> row(layout_.head_dim);
   for (int c = 0; c < layout_.head_dim; ++c) row[c] = values_[KeyOffset(entry, c)];
+  for (size_t c = 0; c < key_offset_.size(); ++c) row[c] += key_offset_[c];
   return row;
 }
 

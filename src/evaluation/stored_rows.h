@@ -43,7 +43,8 @@ class StoredRows {
 
   // Reads a block of one of the head's runs; its rows are then those of Key and Value.
   void Read(const SealedRun& run, int block_idx);
-  // [head_dim] of an entry of the block. Keys that are sealed as they were before RoPE come so.
+  // [head_dim] of an entry of the block, with what was taken off it before it was stored. Keys that
+  // are sealed as they were before RoPE come so.
   std::vector<float> Key(int entry) const;
   std::vector<float> Value(int entry) const;
 
@@ -51,6 +52,7 @@ class StoredRows {
   const CacheLayout& layout_;
   std::span<const ObjectId> blocks_;
   Device* device_;
+  std::span<const float> key_offset_;
   PackedHead head_;
   AttendParams params_;
   std::vector<float> values_;  // of one block

@@ -21,7 +21,8 @@ struct LatentsOfHead {
   int64_t n_bytes = 0;
 };
 
-// All vectors are empty if the basis is folded, or if there is none.
+// All vectors are empty if the basis is folded. If there is none there may be offsets of keys alone
+// (docs/quantization.md, Biases of keys).
 struct LayerBasis {
   // "Heads" are KV heads of the cache but for `query` and `output`, which are the model's.
   std::vector<Weight> query;           // D^T [rank_k, head_dim] per KV head; none with latents

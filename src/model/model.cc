@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "base/check.h"
+#include "model/rope.h"
+#include "model/weight_grams.h"
 
 namespace kvlathe {
 
@@ -79,7 +82,36 @@ StatusOr<std::vector<MachineBuffer>> UploadGrams(const OnlineInputs& online, int
   return uploaded;
 }
 
+// Whether keys of such a cache are stored less their mean bias: where they are sealed in codes,
+// turned, and no basis comes before. Adding one vector to all keys of a head changes no probability
+// of its attention, and a scale that channels share is not taken up by a few of them that hardly
+// differ from token to token (docs/decisions/mean-key-bias-subtracted.md).
+bool StoresKeysLessMeanBias(const ModelConfig& config, const CacheLayout& layout) {
+  if (!config.biases.qkv || config.norms.of_qk || config.dmc.has_value()) return false;
+  if (config.rope_dim() == 0 || !layout.seal.has_value() || FactsOf(layout.keys).are_mapped) {
+    return false;
+  }
+  const Codec& codec = layout.seal->format.codec;
+  return std::holds_alternative<UniformCodec>(codec) || std::holds_alternative<TableCodec>(codec);
+}
+
 }  // namespace
+
+StatusOr<std::vector<FloatTable>> Model::MeanKeyBiases(int layer_idx) {
+  std::vector<FloatTable> offsets;
+  if (!StoresKeysLessMeanBias(config(), layout_)) return offsets;
+  const WeightGrams::HeadVectors biases = WeightGrams(weights_.get()).KeyBiases();
+  for (int g = 0; g < config().n_kv_heads; ++g) {
+    KVL_ASSIGN_OR_RETURN(FloatTable offset,
+                         FloatTable::Make(&machine().memory(),
+                                          MeanTurned(biases[layer_idx * config().n_kv_heads + g],
+                                                     config().attention.of(layer_idx).rope,
+                                                     config().rope_dim(), config().max_seq_len),
+                                          "offsets of keys"));
+    offsets.push_back(std::move(offset));
+  }
+  return offsets;
+}
 
 StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasis* basis) {
   const ModelConfig& c = config();
@@ -108,7 +140,10 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
     rows.v_offsets.push_back(rows.v_offsets.back() + shape.rank_v);
   }
   rows.turn = !RowsNeedNoTurn(basis);
-  if (basis == nullptr) return layer;
+  if (basis == nullptr) {
+    KVL_ASSIGN_OR_RETURN(layer->basis.key_offset, MeanKeyBiases(layer_idx));
+    return layer;
+  }
   if (!rows.turn) {
     KVL_ASSIGN_OR_RETURN(
         layer->folded_qk,
@@ -136,6 +171,24 @@ Status Model::CompileLayers(const ModelBasis* basis) {
     programs_[l].set_codebooks(resident_codebooks_.back().id());
   }
   return OkStatus();
+}
+
+std::span<const float> Model::key_offset(int layer_idx, int kv_head_idx) const {
+  if (has_basis_) return {};
+  const std::vector<FloatTable>& offsets = programs_[layer_idx].layer().basis.key_offset;
+  return offsets.empty() ? std::span<const float>() : offsets[kv_head_idx].values();
+}
+
+int64_t Model::weight_bytes() const {
+  int64_t n_bytes = weights_->lm_head().n_bytes();
+  for (const LayerProgram& program : programs_) {
+    const Layer& layer = program.layer();
+    n_bytes +=
+        layer.folded_qk.has_value() ? layer.folded_qk->qk.n_bytes() : layer.weights->qk.n_bytes();
+    n_bytes += layer.weights->mlp_in.n_bytes() + layer.weights->down.n_bytes();
+    n_bytes += layer.values->v.n_bytes() + layer.values->o.n_bytes() + layer.basis.n_bytes();
+  }
+  return n_bytes;
 }
 
 int64_t Model::basis_bytes() const {

@@ -70,6 +70,11 @@ class Model {
   const ForwardProfile& profile() const { return profile_; }
   void ResetProfile() { profile_ = {}; }
   bool has_basis() const { return has_basis_; }
+  // What is taken off the head's keys where no basis does so, [head_dim] (docs/quantization.md,
+  // Biases of keys); empty: nothing.
+  std::span<const float> key_offset(int layer_idx, int kv_head_idx) const;
+  // Bytes of all matrices that the products of a step read.
+  int64_t weight_bytes() const;
   // Bytes of rotations and codebooks, or of what rotations are found by, of this model alone. What
   // is folded into weights takes none.
   int64_t basis_bytes() const;
@@ -84,6 +89,8 @@ class Model {
   // Layer by layer, what a basis (null: none) is folded into or packed for; then its steps.
   Status CompileLayers(const ModelBasis* basis);
   StatusOr<std::unique_ptr<Layer>> MakeLayer(int layer_idx, const ModelBasis* basis);
+  // Of every KV head of the layer; empty where they stay in the keys.
+  StatusOr<std::vector<FloatTable>> MeanKeyBiases(int layer_idx);
 
   Status PlaceTokens(std::span<const SequenceStep> steps);
   // Places the tokens of a step and makes room for what it computes.

@@ -22,6 +22,18 @@ double Llama3Frequency(const RopeConfig& config, double frequency) {
   return (1 - blend) * frequency / config.factor + blend * frequency;
 }
 
+// The mean of exp(i frequency p) over the positions p in [0, n), as cosine and sine: a geometric
+// sum, which is sin(n f / 2) / (n sin(f / 2)) at the angle of the middle position.
+struct MeanTurn {
+  double cos, sin;
+};
+MeanTurn MeanTurnOf(double frequency, int n) {
+  const double half = frequency / 2, divisor = n * std::sin(half);
+  const double length = std::abs(divisor) < 1e-300 ? 1 : std::sin(n * half) / divisor;
+  const double middle = half * (n - 1);
+  return {length * std::cos(middle), length * std::sin(middle)};
+}
+
 }  // namespace
 
 std::vector<double> RopeFrequencies(const RopeConfig& config, int rope_dim) {
@@ -45,6 +57,20 @@ std::vector<double> RopeFrequencies(const RopeConfig& config, int rope_dim) {
     }
   }
   return frequencies;
+}
+
+std::vector<float> MeanTurned(std::span<const float> row, const RopeConfig& rope, int rope_dim,
+                              int n_positions) {
+  std::vector<float> mean(row.begin(), row.end());
+  const std::vector<double> frequencies = RopeFrequencies(rope, rope_dim);
+  const int half = rope_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const MeanTurn turn = MeanTurnOf(frequencies[i], n_positions);
+    const double a = row[i], b = row[i + half];
+    mean[i] = static_cast<float>(rope.amplitude * (a * turn.cos - b * turn.sin));
+    mean[i + half] = static_cast<float>(rope.amplitude * (b * turn.cos + a * turn.sin));
+  }
+  return mean;
 }
 
 RopeTable::RopeTable(const RopeConfig& config, int rope_dim)

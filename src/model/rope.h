@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "format/codebook/codebook.h"
@@ -13,6 +14,11 @@ namespace kvlathe {
 // Returns the rotation frequencies of the rope_dim / 2 pairs after scaling, in radians per
 // position.
 std::vector<double> RopeFrequencies(const RopeConfig& config, int rope_dim);
+
+// The mean of a row [head_dim] that is turned to each of the positions [0, n_positions). Channels
+// behind rope_dim do not turn.
+std::vector<float> MeanTurned(std::span<const float> row, const RopeConfig& rope, int rope_dim,
+                              int n_positions);
 
 // Cosines and sines by position, times the amplitude. The table grows as longer contexts appear; it
 // takes 8 bytes for each pair and position.

@@ -94,5 +94,50 @@ TEST(BlockRotationsTest, HoldTheTableInTheOrderOfBlocks) {
   }
 }
 
+// As RopeTable turns every position, in a plain loop.
+std::vector<double> MeanByLoop(const std::vector<float>& row, const RopeConfig& rope, int rope_dim,
+                               int n_positions) {
+  RopeTable table(rope, rope_dim);
+  table.Extend(n_positions);
+  const int half = rope_dim / 2;
+  std::vector<double> mean(row.size());
+  for (int p = 0; p < n_positions; ++p) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      const int c = static_cast<int>(i);
+      double turned = row[c];
+      if (c < half) {
+        turned = double{row[c]} * table.cos(p)[c] - double{row[c + half]} * table.sin(p)[c];
+      } else if (c < rope_dim) {
+        turned = double{row[c]} * table.cos(p)[c - half] +
+                 double{row[c - half]} * table.sin(p)[c - half];
+      }
+      mean[i] += turned / n_positions;
+    }
+  }
+  return mean;
+}
+
+TEST(MeanTurnedTest, IsTheMeanOverThePositions) {
+  std::vector<float> row(40);
+  for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<float>(i * 37 % 101) - 50;
+  RopeConfig plain, scaled;
+  plain.theta = 1e6;
+  scaled.scaling = RopeConfig::Scaling::kLinear;
+  scaled.factor = 4;
+  scaled.amplitude = 1.25;
+  for (const RopeConfig& rope : {plain, scaled}) {
+    for (const int rope_dim : {40, 16}) {
+      for (const int n_positions : {1, 2, 1000, 32768}) {
+        const auto expected = MeanByLoop(row, rope, rope_dim, n_positions);
+        const auto found = MeanTurned(row, rope, rope_dim, n_positions);
+        ASSERT_EQ(found.size(), row.size());
+        for (size_t i = 0; i < row.size(); ++i) {
+          EXPECT_NEAR(found[i], expected[i], 1e-3) << rope_dim << ", " << n_positions << ": " << i;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvlathe

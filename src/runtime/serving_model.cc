@@ -62,9 +62,9 @@ StatusOr<std::unique_ptr<ServingModel>> OpenServingModel(const ServingOptions& o
   if (specs.empty()) specs = {"none"};
   for (const std::string& kv : specs) {
     KVL_ASSIGN_OR_RETURN(SpecModel level, workspace->MakeModel(kv));
-    if (!workspace->has_random_weights()) KVL_RETURN_IF_ERROR(WarnOfLoss(workspace, level));
     serving->levels.push_back(std::move(level));
   }
+  if (!workspace->has_random_weights()) WarnOfLoss(workspace, serving->levels);
   serving->pool.emplace(workspace->kv_budget_bytes(),
                         &serving->levels.front().model->machine().memory());
   serving->name = NameOfModel(options, *workspace);

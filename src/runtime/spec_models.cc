@@ -40,6 +40,7 @@ StatusOr<SequenceIdentity> IdentityOf(Workspace* workspace, const SpecModel& spe
                          workspace->planner().BasisAt(spec_model.spec, *spec_model.ranks));
     model += " basis " + BasisHash(basis);
   }
+  if (!spec_model.model->key_offset(0, 0).empty()) model += " keys less their mean biases";
   const ModelCodebooks& codebooks = spec_model.model->codebooks();
   if (!codebooks.empty()) model += " codebooks " + CodebooksHash(codebooks);
   return SequenceIdentity{spec_model.spec.ToString(), std::move(model)};

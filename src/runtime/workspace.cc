@@ -87,6 +87,12 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
   config.ChooseContext(w->context_tokens_);
   w->threads_ = std::make_unique<ThreadPool>(options.n_threads > 0 ? options.n_threads
                                                                    : AvailableProcessors());
+  if (options.n_threads > AvailableProcessors()) {
+    w->Notify(Note::Kind::kNote,
+              fmt::format("-t {}: this process may use {} processors; more workers than that wait "
+                          "for each other, and every step is slower",
+                          options.n_threads, AvailableProcessors()));
+  }
   if (options.pin_threads) KVL_RETURN_IF_ERROR(w->threads_->Pin());
   w->config_ = std::move(config);
   w->planner_.emplace(FactsOf(w->config_, w->row_type()), &w->statistics_);

@@ -1,7 +1,7 @@
 // Keys with biases of hundreds, as Qwen2.5 has them: what a cache loses does not depend on a
-// constant that all keys of a head share, wherever the method says that it takes the mean away or
-// scales channels on their own. Statistics whose squares are summed about zero have no digits left
-// of what such keys vary by.
+// constant that all keys of a head share. Bases take the mean away, some quantizers scale channels
+// on their own, and from the keys of the others the part of the bias leaves that RoPE leaves alone.
+// Statistics whose squares are summed about zero have no digits left of what such keys vary by.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -15,6 +15,7 @@
 
 #include "base/random.h"
 #include "calibrated_model.h"
+#include "evaluation/short_loss.h"
 #include "kv/blocks/host_pool_fixture.h"
 #include "model/model.h"
 #include "model/small_config.h"
@@ -27,12 +28,22 @@ namespace {
 constexpr int kPrompt = 384, kDecoded = 48, kHeadDim = 32;
 constexpr float kSmallBias = 0.5f, kLargeBias = 350;
 
-// Random weights of sizes with which attention chooses; keys have biases of about `bias` in the
-// three pairs of channels that RoPE turns most slowly, where biases of real models are large: a
-// query sees much the same of them in every key.
+// Biases of keys, in three pairs of channels.
+struct Biases {
+  float size = 0;
+  // The slowest, where biases of real models are large: a query sees much the same of them in every
+  // key.
+  int first_pair = kHeadDim / 2 - 3;
+  int context = 4096;
+};
+// In 65,536 positions these turn about, so that their mean is small; in a few hundred they hardly
+// turn.
+constexpr Biases kTurning = {.size = kLargeBias, .first_pair = 7, .context = 65536};
+
+// Random weights of sizes with which attention chooses.
 class BiasedSource : public TensorSource {
  public:
-  explicit BiasedSource(float bias) : bias_(bias), random_(MakeRandomSource(3)) {}
+  explicit BiasedSource(const Biases& biases) : biases_(biases), random_(MakeRandomSource(3)) {}
 
   bool Has(const std::string& name) const override { return random_->Has(name); }
   StatusOr<StoredTensor> Get(const std::string& name, const std::vector<int64_t>& shape) override {
@@ -44,8 +55,8 @@ class BiasedSource : public TensorSource {
     const bool is_key_bias = name.ends_with("k_proj.bias");
     for (int64_t i = 0; i < n; ++i) {
       const int64_t pair = i % (kHeadDim / 2);
-      if (is_key_bias && pair >= kHeadDim / 2 - 3) {
-        values[i] = bias_ * (1 + 5 * values[i]) * (i % 3 == 0 ? -1.0f : 1.0f);
+      if (is_key_bias && pair >= biases_.first_pair && pair < biases_.first_pair + 3) {
+        values[i] = biases_.size * (1 + 5 * values[i]) * (i % 3 == 0 ? -1.0f : 1.0f);
       } else {
         values[i] *= GainOf(name);
       }
@@ -65,16 +76,16 @@ class BiasedSource : public TensorSource {
     return name.starts_with("lm_head") ? 10 : 1;
   }
 
-  float bias_;
+  Biases biases_;
   std::unique_ptr<TensorSource> random_;
   std::vector<std::unique_ptr<float[]>> kept_;
 };
 
-ModelConfig BiasedConfig() {
+ModelConfig BiasedConfig(int context) {
   ModelConfig c = SmallConfig(kHeadDim);
   c.model_type = "qwen2";
   c.biases.qkv = true;
-  c.max_seq_len = 4096;
+  c.max_seq_len = context;
   c.attention.kinds[0].rope.theta = 1e7;
   return c;
 }
@@ -99,8 +110,8 @@ class LargeBiases : public ::testing::Test {
   };
 
   static void SetUpTestSuite() {
-    small_ = new Loaded(Load(kSmallBias));
-    large_ = new Loaded(Load(kLargeBias));
+    small_ = new Loaded(Load({.size = kSmallBias}));
+    large_ = new Loaded(Load({.size = kLargeBias}));
   }
   static void TearDownTestSuite() {
     delete small_;
@@ -108,13 +119,13 @@ class LargeBiases : public ::testing::Test {
     small_ = large_ = nullptr;
   }
 
-  static Loaded Load(float bias) {
+  static Loaded Load(const Biases& biases) {
     Loaded loaded{.threads = std::make_unique<ThreadPool>(2)};
-    auto weights =
-        ModelWeights::Load(BiasedConfig(), DType::kF32, std::make_unique<BiasedSource>(bias),
-                           MakeMachine(loaded.threads.get(), SelectIsa().value()));
+    auto weights = ModelWeights::Load(BiasedConfig(biases.context), DType::kF32,
+                                      std::make_unique<BiasedSource>(biases),
+                                      MakeMachine(loaded.threads.get(), SelectIsa().value()));
     EXPECT_TRUE(weights.ok()) << weights.status();
-    loaded.model = std::make_unique<CalibratedModel>(fmt::format("biases of {}", bias),
+    loaded.model = std::make_unique<CalibratedModel>(fmt::format("biases of {}", biases.size),
                                                      *std::move(weights), loaded.threads.get());
     loaded.uncompressed = Run(&loaded, "none");
     return loaded;
@@ -185,6 +196,14 @@ constexpr const char* kSpecs[] = {"lathe(ratio=4)",
                                   "kivi(bits=2)",
                                   "kivi(bits=2)+lowrank+sparse",
                                   "kcvt(bits=4)",
+                                  "token(bits=4)",
+                                  "token(bits=2,group=16)+lowrank+sparse",
+                                  "token(bits=4)+h2o(keep=0.5)",
+                                  "pool(n=2)+token(bits=4)",
+                                  "int8",
+                                  "q8_0",
+                                  "q4_0",
+                                  "mxfp4",
                                   "kvquant(bits=4)",
                                   "kvquant(bits=3)",
                                   "lathe(rate=0.25)+kvquant(bits=4)",
@@ -198,11 +217,44 @@ TEST_F(LargeBiases, CostNoMoreThanSmallOnes) {
   }
 }
 
-// Groups along the channels of a token have one scale for channels with and without a bias.
-TEST_F(LargeBiases, BreakWhatScalesChannelsTogether) {
-  for (const char* spec :
-       {"token(bits=4)", "q8_0", "q4_0", "mxfp4", "int8", "lathe(ratio=4,centre=off)"}) {
-    EXPECT_GT(Kl(large_, spec), 5 * Kl(small_, spec)) << spec;
+// Maps that do not take the mean away have scales that it takes up.
+TEST_F(LargeBiases, BreakWhatKeepsTheMean) {
+  const char* const spec = "lathe(ratio=4,centre=off)";
+  EXPECT_GT(Kl(large_, spec), 5 * Kl(small_, spec));
+}
+
+// Channels of a token that share a scale have one for those with and without a bias. What turns
+// with the positions cannot be taken off all keys alike, and a short text tells.
+TEST_F(LargeBiases, ThatTurnAreSeenInAShortText) {
+  const Loaded turning = Load(kTurning);
+  Random random(5);
+  std::vector<int32_t> ids(400);
+  for (int32_t& id : ids) id = static_cast<int32_t>(random.Below(kSmallVocabulary));
+  constexpr int64_t kBudget = int64_t{64} << 20;
+  const auto model_of = [&](const char* spec) {
+    return Model::Create(turning.model->weights(),
+                         *turning.model->planner().MakePlan(*Spec::Parse(spec)))
+        .value();
+  };
+  const auto none = model_of("none");
+  const auto baseline = ShortTextBaseline::Read(none.get(), ids, kBudget);
+  ASSERT_TRUE(baseline.ok()) << baseline.status();
+  const auto loss_of = [&](const char* spec) {
+    const auto model = model_of(spec);
+    const auto loss = baseline->Compare(model.get(), kBudget, turning.threads.get());
+    EXPECT_TRUE(loss.ok()) << spec << ": " << loss.status();
+    return loss.value_or(ShortLoss());
+  };
+  for (const char* spec : {"q4_0", "token(bits=4)", "token(bits=4,newest=32)", "mxfp4",
+                           "q4_0+h2o(keep=0.5)", "window(size=8)"}) {
+    const ShortLoss loss = loss_of(spec);
+    EXPECT_GT(loss.kl, 0.2) << spec;
+    EXPECT_LT(loss.top1_agreement, 0.9) << spec;
+  }
+  for (const char* spec : {"kivi(bits=4)", "kivi(bits=4,newest=32)", "kcvt(bits=8)", "none"}) {
+    const ShortLoss loss = loss_of(spec);
+    EXPECT_LT(loss.kl, 0.05) << spec;
+    EXPECT_GT(loss.n_tokens, 24) << spec;
   }
 }
 

@@ -170,7 +170,7 @@ Status RunChat(ChatOptions options) {
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
-  KVL_RETURN_IF_ERROR(WarnOfLoss(workspace.get(), spec_model));
+  WarnOfLoss(workspace.get(), {&spec_model, 1});
   // A model's own template prints its BOS, where there is to be one. A template that was forced on
   // a model follows the model's own rule instead.
   how.adds_bos = !options.chat.choice.empty() && !chat_template.prints_bos();

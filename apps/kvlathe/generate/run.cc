@@ -184,8 +184,8 @@ Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace
         session, LoadSession(options.load_session, place, workspace->config().vocab_size, &pool));
   }
   KVL_ASSIGN_OR_RETURN(Request request, MakeRequest(options, *workspace, session, prompt));
-  KVL_RETURN_IF_ERROR(WarnOfLoss(workspace, spec_model));  // of what will run, not of an error
-  const InterruptGuard guard;  // what was generated until then is printed and saved
+  WarnOfLoss(workspace, {&spec_model, 1});  // of what will run, not of an error
+  const InterruptGuard guard;               // what was generated until then is printed and saved
   Engine engine({spec_model.model.get()}, &pool,
                 {.is_interrupted = [] { return InterruptGuard::IsInterrupted(); }});
   Generated generated;

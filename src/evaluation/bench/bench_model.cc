@@ -181,23 +181,28 @@ int64_t CountWeights(const Model& model) {
 
 double LimitOfGeneration(const Model& model, int n_parallel, int64_t kv_bytes,
                          const StepLimits& limits) {
-  const auto n_weights = static_cast<double>(CountWeights(model));
-  const Weight& head = model.weights().lm_head();
-  const double bytes_per_weight =
-      static_cast<double>(head.n_bytes()) / static_cast<double>(head.n_out() * head.n_in());
-  const double weight_bytes = n_weights * bytes_per_weight;
-  const double linear = std::max(weight_bytes / limits.read_bytes_per_s,
-                                 2 * n_weights * n_parallel / limits.gemm_flops);
+  const double n_weights = static_cast<double>(CountWeights(model));
+  const double linear =
+      std::max(static_cast<double>(model.weight_bytes()) / limits.read_bytes_per_s,
+               2 * n_weights * n_parallel / limits.gemm_flops);
   return n_parallel / (linear + static_cast<double>(kv_bytes) / limits.read_bytes_per_s);
+}
+
+// Of a row of generation whose speed is known.
+double ShareOfBandwidth(const Model& model, const ModelBenchRow& row, const StepLimits& limits) {
+  const auto step_bytes = static_cast<double>(model.weight_bytes() + row.kv_bytes);
+  return step_bytes * row.avg_ts / row.test.n_parallel / limits.read_bytes_per_s;
 }
 
 }  // namespace
 
-StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa) {
+StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa, bool with_products) {
   StepLimits limits;
   KVL_ASSIGN_OR_RETURN(const double gb_per_s, MeasureReadBandwidth(*pool, isa));
   limits.read_bytes_per_s = 1e9 * gb_per_s;
-  KVL_ASSIGN_OR_RETURN(limits.gemm_flops, MeasureGemmPeak(*pool, isa));
+  if (with_products) {
+    KVL_ASSIGN_OR_RETURN(limits.gemm_flops, MeasureGemmPeak(*pool, isa));
+  }
   return limits;
 }
 
@@ -249,10 +254,13 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
       LongestPrompt(model->layout(), kv_budget_bytes, kChunkTokens, c.max_seq_len, entry_shares);
   row.profile = model->profile();
   row.profile.Add(filling, -1);
-  if (limits.has_value() && test.n_prompt == 0) {
-    row.limit_ts = LimitOfGeneration(*model, test.n_parallel, row.kv_bytes, *limits);
-  }
   for (double s : speeds) row.avg_ts += s / speeds.size();
+  if (limits.has_value() && test.n_prompt == 0) {
+    row.bandwidth_share = ShareOfBandwidth(*model, row, *limits);
+    if (limits->gemm_flops > 0) {
+      row.limit_ts = LimitOfGeneration(*model, test.n_parallel, row.kv_bytes, *limits);
+    }
+  }
   for (double s : speeds) row.stddev_ts += (s - row.avg_ts) * (s - row.avg_ts);
   row.stddev_ts = speeds.size() > 1 ? std::sqrt(row.stddev_ts / (speeds.size() - 1)) : 0;
   return row;
@@ -279,6 +287,7 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                       {"attention", share(r.profile.attention)},
                       {"seal", share(r.profile.seal)},
                       {"other", share(r.profile.other)}}}});
+    if (r.bandwidth_share > 0) list.back()["bandwidth_share"] = r.bandwidth_share;
     if (r.limit_ts > 0) list.back()["limit_ts"] = r.limit_ts;
     if (r.positions_per_entry > 0) list.back()["positions_per_entry"] = r.positions_per_entry;
   }
@@ -288,18 +297,22 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
 std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,
                        int n_threads) {
   std::string text =
-      "| model | threads | kv | test | t/s | of limit | linear | rotate | append | attention | "
-      "seal "
-      "|\n| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+      "| model | threads | kv | test | t/s | of bandwidth | of limit | linear | rotate | append | "
+      "attention | seal |\n"
+      "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+  const auto if_known = [](double value, double share) {
+    return value > 0 ? fmt::format("{:.2f}", share) : std::string();
+  };
   for (const ModelBenchRow& r : rows) {
     const auto share = [&](double seconds) {
       return fmt::format("{:.1f}%", 100 * seconds / r.seconds);
     };
-    text += fmt::format("| {} | {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {} | {} | {} | {} |\n",
-                        model_name, n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
-                        r.limit_ts > 0 ? fmt::format("{:.2f}", r.avg_ts / r.limit_ts) : "",
-                        share(r.profile.linear), share(r.profile.rotate), share(r.profile.append),
-                        share(r.profile.attention), share(r.profile.seal));
+    text += fmt::format(
+        "| {} | {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {} | {} | {} | {} | {} |\n", model_name,
+        n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
+        if_known(r.bandwidth_share, r.bandwidth_share), if_known(r.limit_ts, r.avg_ts / r.limit_ts),
+        share(r.profile.linear), share(r.profile.rotate), share(r.profile.append),
+        share(r.profile.attention), share(r.profile.seal));
   }
   return text;
 }

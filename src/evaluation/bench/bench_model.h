@@ -25,18 +25,21 @@ struct ModelBenchCase {
 // What the machine can do at best.
 struct StepLimits {
   double read_bytes_per_s = 0;
-  double gemm_flops = 0;  // per second
+  double gemm_flops = 0;  // per second; 0: not known
 };
-// About 4 s, and 1 GiB for that time.
-StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa);
+// About 2 s and 1 GiB for that time; with products 2 s more.
+StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa, bool with_products);
 
 struct ModelBenchRow {
   ModelBenchCase test;
   std::string kv;
   double avg_ts = 0;  // tokens per second, all sequences together
   double stddev_ts = 0;
-  // Generation with limits, else 0: tokens per second if weights were read, or their products done,
-  // whichever takes longer, and then the cache read, with nothing else to do.
+  // Generation with limits, else 0: the bytes of weights and cache that a step reads, times steps
+  // per second, over the measured read bandwidth.
+  double bandwidth_share = 0;
+  // Generation where products were measured too, else 0: tokens per second if weights were read, or
+  // their products done, whichever takes longer, and then the cache read, with nothing else to do.
   double limit_ts = 0;
   ForwardProfile profile;  // seconds of the counted runs, by part
   double seconds = 0;      // of the counted runs

@@ -38,8 +38,11 @@ HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
                    .turned_q_place = part * d,
                    .turned_k = rows.WholeKeys(a, g)};
   head.turned_k.first = head.turned_k.first + part * d * element;
-  if (!rows.maps_keys()) return head;
   const LayerBasis& basis = layer_.basis;
+  if (!rows.maps_keys()) {
+    if (!basis.key_offset.empty()) head.key_offset = basis.key_offset[g].place();
+    return head;
+  }
   head.key_offset = basis.key_offset[g].place() + part * f32_row;
   if (rows.maps_queries()) {
     const int64_t width = rows.KeyWidth(g);
