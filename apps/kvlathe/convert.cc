@@ -90,9 +90,10 @@ void NoteOtherTypes(const std::vector<ConvertedTensor>& plan, GgmlType asked) {
   }
 }
 
-Status Convert(const ConvertOptions& options) {
-  KVL_RETURN_IF_ERROR(CheckPaths(options));
+Status Convert(ConvertOptions options) {
   KVL_ASSIGN_OR_RETURN(const GgmlType type, ConversionTypeOf(options.weights));
+  KVL_ASSIGN_OR_RETURN(options.from, PathOfModel(options.from));
+  KVL_RETURN_IF_ERROR(CheckPaths(options));
   KVL_ASSIGN_OR_RETURN(const GgufFile file, GgufFile::Open(options.from));
   KVL_RETURN_IF_ERROR(CheckOutput(file, options.to));
   KVL_ASSIGN_OR_RETURN(const auto plan, PlanConversion(file, type));
@@ -133,7 +134,7 @@ void AddConvertVerb(Verbs* verbs) {
   CLI::App* verb = verbs->Add("convert", "A GGUF file again, with its weights in another type",
                               "kvlathe convert model.gguf model-q4_k.gguf --weights q4_k",
                               [options] { return Convert(*options); });
-  verb->add_option("IN", options->from, "GGUF file, of several the first")->required();
+  verb->add_option("IN", options->from, "GGUF file, of several the first, or its name")->required();
   verb->add_option("OUT", options->to, "where the new file goes")->required();
   verb->add_option("--weights", options->weights,
                    fmt::format("type of the weights: {}", fmt::join(ConversionTypeNames(), ", ")))
