@@ -33,9 +33,10 @@ void AddWeightOptions(CLI::App* app, ModelOptions* options) {
                   "compute and cache rows in bf16 or f32 (exact, slower)")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();
-  app->add_option("--weights", options->weights_name,
-                  "what weights become while they are loaded (default: blocks of a GGUF file stay as "
-                  "they are, all else becomes --dtype)")
+  app->add_option(
+         "--weights", options->weights_name,
+         "what weights become while they are loaded (default: blocks of a GGUF file stay as "
+         "they are, all else becomes --dtype)")
       ->check(CLI::IsMember(WeightTypeNames()));
   app->add_flag("--weights-exact", options->exact_rows,
                 "multiply weights in blocks with rows of 16 bits in place of 8 (slower)");

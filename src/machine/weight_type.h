@@ -32,17 +32,18 @@ enum class WeightType : uint8_t {
 };
 
 inline constexpr WeightType kWeightTypes[] = {
-    WeightType::kBf16, WeightType::kF32,  WeightType::kQ4_0,  WeightType::kQ4_1,  WeightType::kQ5_0,
-    WeightType::kQ5_1, WeightType::kQ8_0, WeightType::kQ2_K,  WeightType::kQ3_K,  WeightType::kQ4_K,
-    WeightType::kQ5_K, WeightType::kQ6_K, WeightType::kIq4Nl, WeightType::kIq4Xs, WeightType::kMxfp4};
+    WeightType::kBf16,  WeightType::kF32,   WeightType::kQ4_0, WeightType::kQ4_1,
+    WeightType::kQ5_0,  WeightType::kQ5_1,  WeightType::kQ8_0, WeightType::kQ2_K,
+    WeightType::kQ3_K,  WeightType::kQ4_K,  WeightType::kQ5_K, WeightType::kQ6_K,
+    WeightType::kIq4Nl, WeightType::kIq4Xs, WeightType::kMxfp4};
 
 constexpr bool HasBlocks(WeightType type) { return type >= WeightType::kQ4_0; }
 
 // As options and messages name it, lower-case: "q4_k".
 constexpr std::string_view WeightTypeName(WeightType type) {
-  constexpr std::array<std::string_view, 15> kNames = {
-      "bf16", "f32",  "q4_0", "q4_1", "q5_0",   "q5_1",   "q8_0", "q2_k",
-      "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"};
+  constexpr std::array<std::string_view, 15> kNames = {"bf16", "f32",  "q4_0",   "q4_1",   "q5_0",
+                                                       "q5_1", "q8_0", "q2_k",   "q3_k",   "q4_k",
+                                                       "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"};
   return kNames[static_cast<size_t>(type)];
 }
 

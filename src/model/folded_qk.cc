@@ -1,7 +1,7 @@
 // The basis of keys in W_Q and W_K.
 #include <Eigen/Core>
 
-#include "model/block_types.h"
+#include "model/stored/block_types.h"
 #include "model/weights.h"
 
 namespace kvlathe {

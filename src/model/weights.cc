@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "base/random.h"
-#include "model/block_types.h"
+#include "model/stored/block_types.h"
 
 namespace kvlathe {
 namespace {
@@ -93,8 +93,7 @@ StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& co
 }
 
 Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
-  KVL_ASSIGN_OR_RETURN(lm_head_,
-                       reader_.Pack({names_.output_head()}, types_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(lm_head_, reader_.Pack({names_.output_head()}, types_, residents(), pool));
   if (!config_.tie_word_embeddings) {
     KVL_ASSIGN_OR_RETURN(embedding_, AddTable(names_.embedding(), config_.vocab_size));
   }

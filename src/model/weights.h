@@ -19,9 +19,9 @@
 #include "machine/plans.h"
 #include "model/config.h"
 #include "model/number_types.h"
+#include "model/stored/weight_reader.h"
 #include "model/tensor_source.h"
 #include "model/weight_names.h"
-#include "model/weight_reader.h"
 
 namespace kvlathe {
 

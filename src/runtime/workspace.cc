@@ -100,21 +100,22 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
 }
 
 Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
-  if (std::optional<std::string> note = NoteWithoutBf16(isa_); note.has_value()) {
-    Notify(Note::Kind::kNote, *std::move(note));
-  }
   LoadProgress progress;
   if (options_.progress) {
     progress = [this](double fraction) {
       options_.progress("loading " + options_.model, fraction);
     };
   }
-  KVL_ASSIGN_OR_RETURN(auto weights,
-                       ModelWeights::Load(config_, NumberTypesOf(options_), std::move(source),
-                                          MakeMachine(threads_.get(), isa_, options_.exact_rows),
-                                          progress));
+  KVL_ASSIGN_OR_RETURN(
+      auto weights,
+      ModelWeights::Load(config_, NumberTypesOf(options_), std::move(source),
+                         MakeMachine(threads_.get(), isa_, options_.exact_rows), progress));
   weights_ = std::move(weights);
   if (!options_.weights.has_value()) NoteRemadeWeights();
+  // Weights in blocks are multiplied in integers, which every processor has.
+  const bool needs_bf16 = options_.exact_rows || !HasBlocks(weights_->lm_head().type());
+  std::optional<std::string> note = NoteWithoutBf16(isa_);
+  if (needs_bf16 && note.has_value()) Notify(Note::Kind::kNote, *std::move(note));
   return OkStatus();
 }
 

@@ -10,8 +10,8 @@
 #include "io/files.h"
 #include "io/safetensors/safetensors.h"
 #include "model/families/gguf_config.h"
+#include "model/stored/weight_reader.h"
 #include "model/weight_names.h"
-#include "model/weight_reader.h"
 
 namespace kvlathe {
 namespace {

@@ -106,7 +106,7 @@ struct Linear::State {
   Isa isa;
   bool is_deterministic = false;
   bool has_exact_rows = false;
-  std::vector<DnnlLinear> dnnl;  // by worker; empty on kScalar
+  std::vector<DnnlLinear> dnnl;                 // by worker; empty on kScalar
   std::vector<std::vector<std::byte>> scratch;  // by worker
   std::vector<IntegerRows> own_integers;        // by worker, for RunOnWorker
   IntegerRows integers;                         // of all workers

@@ -19,7 +19,7 @@ struct LinearPart {
   int64_t n_out;
   int64_t n_in;
   const void* x;
-  int64_t x_stride;  // elements
+  int64_t x_stride;               // elements
   const QuantizedRows* integers;  // the rows as integers of 8 bits; null: as x has them
   const void* w;     // Bf16: [n_out / 64][w_stride / 2][64][2]; F32: [n_in][w_stride]; blocks:
                      // groups of 16 outputs

@@ -41,9 +41,9 @@ struct SourceBlocks {
 // The worker that computes a part of a product.
 struct LinearWorker {
   Isa isa = Isa::kScalar;
-  bool is_deterministic = false;                // every row gets the bits that it has alone
-  DnnlLinear* dnnl = nullptr;                   // its own; null with Isa::kScalar
-  std::vector<std::byte>* scratch = nullptr;    // its own, of any size
+  bool is_deterministic = false;              // every row gets the bits that it has alone
+  DnnlLinear* dnnl = nullptr;                 // its own; null with Isa::kScalar
+  std::vector<std::byte>* scratch = nullptr;  // its own, of any size
 };
 
 class WeightFormat {
@@ -52,8 +52,8 @@ class WeightFormat {
 
   // Whether rows of that type are multiplied with W.
   virtual bool Multiplies(DType x_type) const = 0;
-  // Whether rows of that type may come as integers (LinearPart::integers); W's inputs are a multiple
-  // of 32 then.
+  // Whether rows of that type may come as integers (LinearPart::integers); W's inputs are a
+  // multiple of 32 then.
   virtual bool TakesIntegers(DType) const { return false; }
   virtual int64_t BytesFor(const MatrixSize& size) const = 0;
   // Writes rows into W, which begins as zeros: in any order, from different threads where the rows

@@ -1,5 +1,5 @@
-// Weights in blocks from their planes to bytes, and their scales, in vectors as wide as the flags of
-// the file allow.
+// Weights in blocks from their planes to bytes, and their scales, in vectors as wide as the flags
+// of the file allow.
 #pragma once
 
 #include <type_traits>
@@ -12,15 +12,19 @@ namespace {
 
 constexpr int kHalves = kGroupOuts / kLanes;  // vectors of 16 outputs
 constexpr int kQuads = kBlockIns / 4;
-constexpr int kLine = kGroupOuts * 4;         // bytes of a quad
+constexpr int kLine = kGroupOuts * 4;  // bytes of a quad
 constexpr int kVecBytes = kLanes * 4;
 
 #ifdef __AVX512F__
 KVL_LANES IntVec Or(IntVec a, IntVec b) { return _mm512_or_si512(a, b); }
 template <int kBits>
-KVL_LANES IntVec ShiftRightBy(IntVec x) { return _mm512_srli_epi16(x, kBits); }
+KVL_LANES IntVec ShiftRightBy(IntVec x) {
+  return _mm512_srli_epi16(x, kBits);
+}
 template <int kBits>
-KVL_LANES IntVec ShiftLeftBy(IntVec x) { return _mm512_slli_epi16(x, kBits); }
+KVL_LANES IntVec ShiftLeftBy(IntVec x) {
+  return _mm512_slli_epi16(x, kBits);
+}
 KVL_LANES IntVec SetBytes(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
 KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm512_add_epi8(a, b); }
 KVL_LANES void StoreBytes(void* p, IntVec x) { _mm512_store_si512(p, x); }
@@ -59,9 +63,13 @@ KVL_LANES IntVec AddInts(IntVec sums, IntVec ints) {
 }
 KVL_LANES IntVec Or(IntVec a, IntVec b) { return _mm256_or_si256(a, b); }
 template <int kBits>
-KVL_LANES IntVec ShiftRightBy(IntVec x) { return _mm256_srli_epi16(x, kBits); }
+KVL_LANES IntVec ShiftRightBy(IntVec x) {
+  return _mm256_srli_epi16(x, kBits);
+}
 template <int kBits>
-KVL_LANES IntVec ShiftLeftBy(IntVec x) { return _mm256_slli_epi16(x, kBits); }
+KVL_LANES IntVec ShiftLeftBy(IntVec x) {
+  return _mm256_slli_epi16(x, kBits);
+}
 KVL_LANES IntVec SetBytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
 KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm256_add_epi8(a, b); }
 KVL_LANES void StoreBytes(void* p, IntVec x) { _mm256_store_si256(static_cast<__m256i*>(p), x); }

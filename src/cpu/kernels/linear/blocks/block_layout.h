@@ -26,9 +26,9 @@
 namespace kvlathe {
 
 inline constexpr int kGroupOuts = 16;
-inline constexpr int kBlockIns = 32;     // inputs whose codes lie together
-inline constexpr int kLongBlock = 256;   // values of the longer blocks
-inline constexpr int kMinUnit = 16;      // the shortest unit
+inline constexpr int kBlockIns = 32;    // inputs whose codes lie together
+inline constexpr int kLongBlock = 256;  // values of the longer blocks
+inline constexpr int kMinUnit = 16;     // the shortest unit
 inline constexpr int kMaxUnits = kLongBlock / kMinUnit;
 
 // What the scales of units are.
@@ -43,12 +43,12 @@ enum class UnitScales : uint8_t {
 enum class CodeTable : uint8_t { kNone, kNonLinear, kFp4 };
 
 struct BlockLayout {
-  int bits;        // of a code
-  int block;       // values that share a scale of 16 bits: 32 or 256
-  int unit;        // values that share all scales: 16 or 32
+  int bits;   // of a code
+  int block;  // values that share a scale of 16 bits: 32 or 256
+  int unit;   // values that share all scales: 16 or 32
   UnitScales unit_scales;
-  bool has_min;    // of blocks; with units also of those
-  int zero;        // taken off every code
+  bool has_min;  // of blocks; with units also of those
+  int zero;      // taken off every code
   CodeTable table;
   bool has_exponents;  // of 8 bits in place of scales
 

@@ -1,5 +1,4 @@
 #include "cpu/kernels/linear/blocks/block_panel.h"
-
 #include "cpu/kernels/linear/blocks/block_values.h"
 #include "cpu/kernels/linear/matrix_layout.h"
 #include "tensor/dtype.h"

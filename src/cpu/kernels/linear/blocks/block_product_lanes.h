@@ -93,7 +93,7 @@ KVL_LANES void AddShortBlock(const BlockDots<kType, kRows>& dots, const RowBlock
 // The same of a part of a long block, whose scale comes at its end.
 template <WeightType kType, int kRows>
 KVL_LANES void AddLongPart(const BlockDots<kType, kRows>& dots, const RowBlock* rows,
-                       int64_t row_stride, Vec (&total)[kRows][kHalves]) {
+                           int64_t row_stride, Vec (&total)[kRows][kHalves]) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -261,8 +261,7 @@ KVL_LANES void WidenFactors(const uint8_t* group, int block, Tile* tile) {
     Store(&tile->scales[block][first], scale);
     Store(&tile->mins[block][first], BlockMins<kType>(group, first, scale));
     for (int u = 0; u < kLayout.units(); ++u) {
-      StoreBytes(&tile->unit_scales[u][4 * first],
-                 ForDots(UnitScales32<kType>(group, u, first)));
+      StoreBytes(&tile->unit_scales[u][4 * first], ForDots(UnitScales32<kType>(group, u, first)));
       if constexpr (HasMins<kType>()) {
         Store(&tile->unit_mins[u][first], UnitMins<kType>(group, u, first));
       }
@@ -326,8 +325,7 @@ KVL_LANES void AddMinsOfTile(const Tile& tile, const RowBlock* rows, int64_t row
       const RowBlock& row = rows[r * row_stride + u * kTileBlocks / kUnits];
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
-        of_mins[h] =
-            Fma(MinusSum<kType>(row, u), Load(&tile.unit_mins[u][h * kLanes]), of_mins[h]);
+        of_mins[h] = Fma(MinusSum<kType>(row, u), Load(&tile.unit_mins[u][h * kLanes]), of_mins[h]);
       }
     }
 #pragma GCC unroll 2
@@ -403,8 +401,7 @@ void AddRowsOfTile(const Tile& tile, int n_blocks, const QuantizedRows& x, int64
 
 // Sums [n_rows][16] of 16 outputs.
 template <WeightType kType>
-void AddPanel(const uint8_t* w, int64_t n_in, const QuantizedRows& x, int64_t n_rows,
-              float* sums) {
+void AddPanel(const uint8_t* w, int64_t n_in, const QuantizedRows& x, int64_t n_rows, float* sums) {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
   const int64_t n_blocks = n_in / kBlockIns;
   Tile tile;

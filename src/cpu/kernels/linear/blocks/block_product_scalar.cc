@@ -34,9 +34,11 @@ float Product(const BlockLayout& layout, const OutputNumbers& w, const Quantized
   for (size_t u = 0; u < w.factors.size(); ++u) {
     const RowBlock& block = x.blocks[u / units];
     int dot = 0;
-    for (size_t i = u * layout.unit; i < (u + 1) * layout.unit; ++i) dot += w.numbers[i] * x.codes[i];
+    for (size_t i = u * layout.unit; i < (u + 1) * layout.unit; ++i)
+      dot += w.numbers[i] * x.codes[i];
     sum += static_cast<float>(dot) * block.scale * w.factors[u].scale;
-    if (layout.has_min) sum += w.factors[u].min * (units == 1 ? block.minus_sum : block.minus_half_sums[u % 2]);
+    if (layout.has_min)
+      sum += w.factors[u].min * (units == 1 ? block.minus_sum : block.minus_half_sums[u % 2]);
   }
   return sum;
 }
@@ -54,8 +56,7 @@ void StoreValue(const LinearPart& part, int64_t row, int64_t out, float value) {
 
 }  // namespace
 
-void QuantizeRowScalar(DType x_type, const void* x, int64_t n_in, int8_t* codes,
-                       RowBlock* blocks) {
+void QuantizeRowScalar(DType x_type, const void* x, int64_t n_in, int8_t* codes, RowBlock* blocks) {
   const std::byte* from = static_cast<const std::byte*>(x);
   for (int64_t first = 0; first < n_in; first += kBlockIns, ++blocks) {
     float values[kBlockIns];
@@ -77,7 +78,7 @@ void QuantizeRowScalar(DType x_type, const void* x, int64_t n_in, int8_t* codes,
     *blocks = {.scale = scale,
                .minus_sum = -scale * static_cast<float>(sums[0] + sums[1]),
                .minus_half_sums = {-scale * static_cast<float>(sums[0]),
-                             -scale * static_cast<float>(sums[1])}};
+                                   -scale * static_cast<float>(sums[1])}};
   }
 }
 

@@ -109,8 +109,7 @@ void ReadQ6_K(const Byte* from, BlockValues* v) {
     const Byte* low = from + c / 4 * 64 + c % 2 * 32;
     const Byte* high = from + 128 + c / 4 * 32;
     for (int i = 0; i < 32; ++i) {
-      v->codes[c * 32 + i] =
-          (low[i] >> (c % 4 / 2 * 4) & 15) | (high[i] >> (c % 4 * 2) & 3) << 4;
+      v->codes[c * 32 + i] = (low[i] >> (c % 4 / 2 * 4) & 15) | (high[i] >> (c % 4 * 2) & 3) << 4;
     }
   }
 }
@@ -179,7 +178,6 @@ void ForPlanesOf(int bits, const F& fn) {
 
 constexpr int kQuad = 4;  // inputs
 constexpr int kLineBytes = kGroupOuts * kQuad;
-
 
 template <WeightType kType>
 void ReadStoredBlock(const Byte* from, BlockValues* v) {

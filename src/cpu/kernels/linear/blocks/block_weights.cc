@@ -32,11 +32,11 @@ class BlockWeightFormat : public WeightFormat {
     return RoundUp(size.n_out, kOutBlock) / kGroupOuts * Stride(size);
   }
 
-  // What is no block of this type is dealt with before it comes here (model/weight_reader.h).
+  // What is no block of this type is dealt with before it comes here
+  // (model/stored/weight_reader.h).
   void Pack(const MatrixSize&, const SourceRows&, std::byte*) const override { KVL_CHECK(false); }
 
-  void PackBlocks(const MatrixSize& size, const SourceBlocks& source,
-                  std::byte* w) const override {
+  void PackBlocks(const MatrixSize& size, const SourceBlocks& source, std::byte* w) const override {
     for (int64_t r = 0; r < source.n_rows; ++r) {
       const int64_t out = source.first_out + r;
       PackStoredRow(type_, source.rows + r * source.row_bytes, size.n_in / layout_.block,

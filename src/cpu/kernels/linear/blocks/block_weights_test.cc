@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -24,12 +25,12 @@ struct TypeCase {
 
 const std::vector<TypeCase>& Types() {
   static const std::vector<TypeCase> kTypes = {
-      {WeightType::kQ4_0, GgmlType::kQ4_0, {0}},      {WeightType::kQ4_1, GgmlType::kQ4_1, {0, 2}},
-      {WeightType::kQ5_0, GgmlType::kQ5_0, {0}},      {WeightType::kQ5_1, GgmlType::kQ5_1, {0, 2}},
-      {WeightType::kQ8_0, GgmlType::kQ8_0, {0}},      {WeightType::kQ2_K, GgmlType::kQ2_K, {80, 82}},
-      {WeightType::kQ3_K, GgmlType::kQ3_K, {108}},    {WeightType::kQ4_K, GgmlType::kQ4_K, {0, 2}},
-      {WeightType::kQ5_K, GgmlType::kQ5_K, {0, 2}},   {WeightType::kQ6_K, GgmlType::kQ6_K, {208}},
-      {WeightType::kIq4Nl, GgmlType::kIq4Nl, {0}},    {WeightType::kIq4Xs, GgmlType::kIq4Xs, {0}},
+      {WeightType::kQ4_0, GgmlType::kQ4_0, {0}},    {WeightType::kQ4_1, GgmlType::kQ4_1, {0, 2}},
+      {WeightType::kQ5_0, GgmlType::kQ5_0, {0}},    {WeightType::kQ5_1, GgmlType::kQ5_1, {0, 2}},
+      {WeightType::kQ8_0, GgmlType::kQ8_0, {0}},    {WeightType::kQ2_K, GgmlType::kQ2_K, {80, 82}},
+      {WeightType::kQ3_K, GgmlType::kQ3_K, {108}},  {WeightType::kQ4_K, GgmlType::kQ4_K, {0, 2}},
+      {WeightType::kQ5_K, GgmlType::kQ5_K, {0, 2}}, {WeightType::kQ6_K, GgmlType::kQ6_K, {208}},
+      {WeightType::kIq4Nl, GgmlType::kIq4Nl, {0}},  {WeightType::kIq4Xs, GgmlType::kIq4Xs, {0}},
       {WeightType::kMxfp4, GgmlType::kMxfp4, {}}};
   return kTypes;
 }
@@ -60,8 +61,11 @@ struct Weights {
 
 Weights RandomWeights(const TypeCase& type, int64_t n_out, int64_t n_in, Random& random) {
   const int64_t n_blocks = n_in / LayoutOfBlocks(type.type).block;
-  Weights w = {n_out, n_in, n_blocks * StoredBlockBytes(type.type),
-               RandomBlocks(type, n_out * n_blocks, random), std::vector<float>(n_out * n_in),
+  Weights w = {n_out,
+               n_in,
+               n_blocks * StoredBlockBytes(type.type),
+               RandomBlocks(type, n_out * n_blocks, random),
+               std::vector<float>(n_out * n_in),
                *PackedMatrix::Create(n_out, n_in, type.type)};
   DequantizeBlocks(type.stored, w.stored.data(), n_out * n_in, w.numbers.data());
   w.packed.PackBlocks({0, n_out, w.stored.data(), w.row_bytes});
@@ -106,7 +110,8 @@ TEST(BlockWeightsTest, PiecesInAnyOrderEqualTheWhole) {
 TEST(BlockWeightsTest, TakesHardlyMoreThanTheFile) {
   for (const TypeCase& type : Types()) {
     const int64_t n_out = 256, n_in = 2048;
-    const int64_t in_file = n_out * n_in / LayoutOfBlocks(type.type).block * StoredBlockBytes(type.type);
+    const int64_t in_file =
+        n_out * n_in / LayoutOfBlocks(type.type).block * StoredBlockBytes(type.type);
     const int64_t in_memory = PackedMatrix::BytesFor(n_out, n_in, type.type);
     EXPECT_LE(in_memory, in_file * 104 / 100) << WeightTypeName(type.type);
   }
@@ -171,7 +176,8 @@ TEST_P(BlockProductTest, MatchesDouble) {
   for (const TypeCase& type : Types()) {
     for (const int64_t n_rows : {1, 2, 3, 4, 5, 7, 13, 33, 70}) {
       SCOPED_TRACE(fmt::format("{} {} rows", WeightTypeName(type.type), n_rows));
-      const Weights w = RandomWeights(type, n_rows == 5 ? 130 : 69, n_rows == 7 ? 1536 : 256, random);
+      const Weights w =
+          RandomWeights(type, n_rows == 5 ? 130 : 69, n_rows == 7 ? 1536 : 256, random);
       const std::vector<Bf16> x = RandomRows(n_rows * w.n_in, random);
       ExpectNear(w, x, Product(w.packed, x.data(), DType::kBf16, n_rows), kMinUnit);
     }
@@ -304,8 +310,8 @@ TEST_P(BlockProductTest, WhatIsNotFiniteStaysSo) {
   Random random(9);
   for (const TypeCase& type : Types()) {
     const Weights w = RandomWeights(type, 16, 256, random);
-    for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
-                            std::numeric_limits<float>::infinity()}) {
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
       std::vector<Bf16> x = RandomRows(2 * w.n_in, random);
       x[w.n_in + 40] = ToBf16(bad);
       const std::vector<float> y = Product(w.packed, x.data(), DType::kBf16, 2);

@@ -10,8 +10,8 @@ namespace kvlathe {
 
 // Of 32 inputs of a row.
 struct RowBlock {
-  float scale;         // largest |x| / 127; NaN where one of them is not finite
-  float minus_sum;     // -scale * the sum of codes
+  float scale;               // largest |x| / 127; NaN where one of them is not finite
+  float minus_sum;           // -scale * the sum of codes
   float minus_half_sums[2];  // the same of 16
 };
 

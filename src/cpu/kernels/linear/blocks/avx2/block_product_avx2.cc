@@ -40,10 +40,10 @@ KVL_LANES UnitVecs FactorsOfUnit(const uint8_t* group, int unit, int first) {
 template <WeightType kType>
 KVL_LANES Vec NumbersOf(IntVec codes, int i, const UnitVecs& factors) {
   const IntVec shifted = _mm256_sll_epi32(codes, _mm_cvtsi32_si128(24 - 8 * i));
-  const IntVec number = HasSignedNumbers<kType>()
-                            ? _mm256_srai_epi32(shifted, 24)
-                            : _mm256_sub_epi32(_mm256_srli_epi32(shifted, 24),
-                                               _mm256_set1_epi32(ZeroOf<kType>()));
+  const IntVec number =
+      HasSignedNumbers<kType>()
+          ? _mm256_srai_epi32(shifted, 24)
+          : _mm256_sub_epi32(_mm256_srli_epi32(shifted, 24), _mm256_set1_epi32(ZeroOf<kType>()));
   const Vec product = factors.scale * ToFloats(number);
   return LayoutOfBlocks(kType).has_min ? product - factors.min : product;
 }
@@ -76,23 +76,23 @@ KVL_LANES void ForPairs(const BlockPanel& panel, const F& store) {
 
 template <WeightType kType>
 void WidenToBf16(const BlockPanel& panel, uint16_t* to) {
-  ForPairs<kType>(panel, [&](int64_t in, int64_t out, Vec a, Vec b)
-                             __attribute__((always_inline)) {
-                               uint16_t* const line = to + (in / 2 * kOutBlock + out) * 2;
-                               const __m128i first = RoundToBf16(a), second = RoundToBf16(b);
-                               auto* const p = reinterpret_cast<__m128i*>(line);
-                               _mm_storeu_si128(p, _mm_unpacklo_epi16(first, second));
-                               _mm_storeu_si128(p + 1, _mm_unpackhi_epi16(first, second));
-                             });
+  ForPairs<kType>(
+      panel, [&](int64_t in, int64_t out, Vec a, Vec b) __attribute__((always_inline)) {
+        uint16_t* const line = to + (in / 2 * kOutBlock + out) * 2;
+        const __m128i first = RoundToBf16(a), second = RoundToBf16(b);
+        auto* const p = reinterpret_cast<__m128i*>(line);
+        _mm_storeu_si128(p, _mm_unpacklo_epi16(first, second));
+        _mm_storeu_si128(p + 1, _mm_unpackhi_epi16(first, second));
+      });
 }
 
 template <WeightType kType>
 void WidenToF32(const BlockPanel& panel, float* to) {
-  ForPairs<kType>(panel,
-                  [&](int64_t in, int64_t out, Vec a, Vec b) __attribute__((always_inline)) {
-                    Store(to + in * kOutBlock + out, a);
-                    Store(to + (in + 1) * kOutBlock + out, b);
-                  });
+  ForPairs<kType>(
+      panel, [&](int64_t in, int64_t out, Vec a, Vec b) __attribute__((always_inline)) {
+        Store(to + in * kOutBlock + out, a);
+        Store(to + (in + 1) * kOutBlock + out, b);
+      });
 }
 
 }  // namespace
@@ -124,7 +124,7 @@ void QuantizeRowAvx2(DType x_type, const void* x, int64_t n_in, int8_t* codes, R
     *blocks = {.scale = scale,
                .minus_sum = -scale * static_cast<float>(sums[0] + sums[1]),
                .minus_half_sums = {-scale * static_cast<float>(sums[0]),
-                             -scale * static_cast<float>(sums[1])}};
+                                   -scale * static_cast<float>(sums[1])}};
   }
 }
 

@@ -1,4 +1,4 @@
-#include "model/block_types.h"
+#include "model/stored/block_types.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,8 +1,8 @@
-#include "model/weight_reader.h"
+#include "model/stored/weight_reader.h"
 
 #include <algorithm>
 
-#include "model/block_types.h"
+#include "model/stored/block_types.h"
 
 namespace kvlathe {
 namespace {
@@ -137,9 +137,8 @@ WeightType WeightReader::TypeOf(const std::vector<Projection>& parts,
 
 void WeightReader::Count(const StoredTensor& tensor, const Projection& part, WeightType type) {
   if (!tensor.blocks.has_value() || WeightTypeOf(*tensor.blocks) == type) return;
-  auto found = std::ranges::find_if(remade_, [&](const Remade& r) {
-    return r.from == *tensor.blocks && r.to == type;
-  });
+  auto found = std::ranges::find_if(
+      remade_, [&](const Remade& r) { return r.from == *tensor.blocks && r.to == type; });
   if (found == remade_.end()) found = remade_.insert(found, Remade{*tensor.blocks, type});
   ++found->n_matrices;
   found->stored_bytes += tensor.n_bytes;
