@@ -1,5 +1,5 @@
-// Weights in blocks, in whole models: what a file stores in blocks is kept, folds are of 8 bits, and
-// rows that are rounded to 8 bits change predictions by little.
+// Weights in blocks, in whole models: what a file stores in blocks is kept, folds are of 8 bits,
+// and rows that are rounded to 8 bits change predictions by little.
 //
 // KVLATHE_WEIGHTS_MODEL names a GGUF file that is measured too, with lines on standard output.
 #include <gtest/gtest.h>
@@ -10,8 +10,10 @@
 #include <filesystem>
 
 #include "io/files.h"
+#include "io/gguf/ggml_types_quantize.h"
 #include "loaded_model.h"
 #include "model/stored/block_types.h"
+#include "model/stored/weight_reader.h"
 #include "random_model.h"
 #include "runtime/machines/machine_choice.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
@@ -29,9 +31,8 @@ const char kNano[] = KVLATHE_SOURCE_DIR "/models/lathe-nano";
 
 LoadedModel Load(const std::string& model, const NumberTypes& types, bool exact_rows) {
   const Isa isa = AvailableIsas().back();
-  return LoadModel(model, types, isa, nullptr, 0, 1024, [&](ThreadPool* pool) {
-    return MakeMachine(pool, isa, exact_rows);
-  });
+  return LoadModel(model, types, isa, nullptr, 0, 1024,
+                   [&](ThreadPool* pool) { return MakeMachine(pool, isa, exact_rows); });
 }
 
 std::vector<int> NanoText(int n) {
@@ -88,8 +89,8 @@ TEST_P(WeightTypesTest, RoundedRowsHardlyChangePredictions) {
 
 INSTANTIATE_TEST_SUITE_P(Types, WeightTypesTest,
                          ::testing::Values(WeightType::kQ8_0, WeightType::kQ4_0, WeightType::kQ5_1,
-                                           WeightType::kQ4_K, WeightType::kQ6_K,
-                                           WeightType::kIq4Xs, WeightType::kMxfp4),
+                                           WeightType::kQ4_K, WeightType::kQ6_K, WeightType::kIq4Xs,
+                                           WeightType::kMxfp4),
                          [](const auto& type) { return std::string(WeightTypeName(type.param)); });
 
 TEST(WeightPathsTest, WhatDoesNotFitBecomesWhatDoes) {
@@ -98,6 +99,68 @@ TEST(WeightPathsTest, WhatDoesNotFitBecomesWhatDoes) {
   EXPECT_EQ(FittingType(WeightType::kQ4_0, 576, WeightType::kBf16), WeightType::kQ4_0);
   EXPECT_EQ(FittingType(WeightType::kQ4_0, 40, WeightType::kBf16), WeightType::kBf16);
   EXPECT_EQ(FittingType(WeightType::kF32, 40, WeightType::kBf16), WeightType::kF32);
+}
+
+// Two matrices of 64 outputs and inputs, a in Q4_0 and b in Q5_0.
+class TwoTypes : public TensorSource {
+ public:
+  TwoTypes() {
+    std::vector<float> values(kValues);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
+    for (const GgmlType type : {GgmlType::kQ4_0, GgmlType::kQ5_0}) {
+      const GgmlLayout& layout = LayoutOf(type);
+      stored_.emplace_back(kValues / layout.block_values * layout.block_bytes);
+      QuantizeBlocks(type, values.data(), kValues, stored_.back().data());
+    }
+  }
+  bool Has(const std::string&) const override { return true; }
+  std::optional<GgmlType> BlocksOf(const std::string& name) const override {
+    return name == "a.weight" ? GgmlType::kQ4_0 : GgmlType::kQ5_0;
+  }
+  StatusOr<StoredTensor> Get(const std::string& name, const std::vector<int64_t>& shape) override {
+    const std::vector<std::byte>& bytes = stored_[name == "a.weight" ? 0 : 1];
+    return StoredTensor{DType::kF32, BlocksOf(name), shape, bytes.data(),
+                        static_cast<int64_t>(bytes.size())};
+  }
+  void Done(const StoredTensor&) override {}
+  bool is_mapped() const override { return true; }
+
+  static constexpr int64_t kValues = 64 * 64;
+
+ private:
+  std::vector<std::vector<std::byte>> stored_;
+};
+
+Projection Whole(const std::string& tensor) {
+  return {.tensor = tensor, .n_stored = 64, .n_in = 64, .runs = {{0, 64}}};
+}
+
+TEST(WeightPathsTest, PartsInDifferentBlocksBecomeQ8_0AndAreCounted) {
+  ThreadPool pool(2);
+  const auto machine = MakeMachine(&pool, AvailableIsas().back());
+  WeightReader reader(std::make_unique<TwoTypes>());
+  NumberTypes kept = DType::kBf16;
+  kept.keeps_blocks = true;
+  const auto alone = reader.Pack({Whole("a")}, kept, &machine->residents(), &pool);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->type(), WeightType::kQ4_0);
+  EXPECT_TRUE(reader.remade().empty());
+  const auto mixed = reader.Pack({Whole("a"), Whole("b")}, kept, &machine->residents(), &pool);
+  ASSERT_TRUE(mixed.ok()) << mixed.status();
+  EXPECT_EQ(mixed->type(), WeightType::kQ8_0);
+  ASSERT_EQ(reader.remade().size(), 2u);
+  EXPECT_EQ(reader.remade()[0].from, GgmlType::kQ4_0);
+  EXPECT_EQ(reader.remade()[0].stored_bytes, 64 * 2 * 18);
+  EXPECT_EQ(reader.remade()[0].bytes, 64 * 2 * 34);
+  EXPECT_EQ(reader.remade()[1].from, GgmlType::kQ5_0);
+  std::vector<float> expected(64), row(64);
+  TwoTypes source;
+  source.Get("b.weight", {64, 64})->Read(5 * 64, 64, expected.data());
+  mixed->ReadRow(64 + 5, row.data());
+  for (int i = 0; i < 64; ++i) EXPECT_NEAR(row[i], expected[i], 0.005);
+  // A type that was asked for holds whatever the file has.
+  NumberTypes dense = DType::kBf16;
+  EXPECT_EQ(reader.TypeOf({Whole("a")}, dense), WeightType::kBf16);
 }
 
 // Maps are folded in F32 and kept in 8 bits, whatever the matrix itself has: twice as many as Q4_0.
@@ -140,8 +203,8 @@ TEST(WeightPathsTest, RealModel) {
   const Matrix expected = logits(DType::kF32, false);
   const double kl = MeanKl(expected, logits(DType::kBf16, false));
   const double kl_exact = MeanKl(expected, logits(DType::kBf16, true));
-  fmt::print("{}: {} tokens, KL of rows of 8 bits {:.6f}, of 16 bits {:.6f}\n", path, ids.size(), kl,
-             kl_exact);
+  fmt::print("{}: {} tokens, KL of rows of 8 bits {:.6f}, of 16 bits {:.6f}\n", path, ids.size(),
+             kl, kl_exact);
   EXPECT_LT(kl, 0.002);
   EXPECT_LT(kl_exact, 0.002);
 }

@@ -108,16 +108,19 @@ void StoredTensor::Read(int64_t first, int64_t n, float* to) const {
   DequantizeBlocks(*blocks, data + first / layout.block_values * layout.block_bytes, n, to);
 }
 
-bool StoredTensor::IsFinite() const {
-  const int64_t n = n_elements();
-  if (blocks.has_value()) return AllFinite(*blocks, data, n);
+bool StoredTensor::IsFinite(int64_t first, int64_t n) const {
+  if (blocks.has_value()) {
+    const GgmlLayout& layout = LayoutOf(*blocks);
+    return AllFinite(*blocks, data + first / layout.block_values * layout.block_bytes, n);
+  }
+  const std::byte* const from = data + first * SizeOf(dtype);
   switch (dtype) {
     case DType::kBf16:
-      return HasFiniteExponents<uint16_t>(data, n, 0x7f80);
+      return HasFiniteExponents<uint16_t>(from, n, 0x7f80);
     case DType::kF16:
-      return HasFiniteExponents<uint16_t>(data, n, 0x7c00);
+      return HasFiniteExponents<uint16_t>(from, n, 0x7c00);
     case DType::kF32:
-      return HasFiniteExponents<uint32_t>(data, n, 0x7f800000u);
+      return HasFiniteExponents<uint32_t>(from, n, 0x7f800000u);
   }
   return false;
 }

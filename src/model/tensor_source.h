@@ -25,7 +25,8 @@ struct StoredTensor {
 
   // Elements [first, first + n) as floats; of blocks: whole ones.
   void Read(int64_t first, int64_t n, float* to) const;
-  bool IsFinite() const;
+  // Whether elements [first, first + n) are, of blocks: whole ones.
+  bool IsFinite(int64_t first, int64_t n) const;
   int64_t n_elements() const;
 };
 

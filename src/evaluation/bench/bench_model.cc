@@ -252,6 +252,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   row.n_fit = SequencesThatFit(model->layout(), length, kv_budget_bytes, entry_shares);
   row.longest_prompt =
       LongestPrompt(model->layout(), kv_budget_bytes, kChunkTokens, c.max_seq_len, entry_shares);
+  row.weight_bytes = model->weight_bytes();
   row.profile = model->profile();
   row.profile.Add(filling, -1);
   for (double s : speeds) row.avg_ts += s / speeds.size();
@@ -277,6 +278,7 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                     {"kv", r.kv},
                     {"avg_ts", r.avg_ts},
                     {"stddev_ts", r.stddev_ts},
+                    {"weight_bytes", r.weight_bytes},
                     {"kv_bytes", r.kv_bytes},
                     {"n_fit", r.n_fit},
                     {"longest_prompt", r.longest_prompt},

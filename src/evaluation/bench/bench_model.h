@@ -41,9 +41,10 @@ struct ModelBenchRow {
   // Generation where products were measured too, else 0: tokens per second if weights were read, or
   // their products done, whichever takes longer, and then the cache read, with nothing else to do.
   double limit_ts = 0;
-  ForwardProfile profile;  // seconds of the counted runs, by part
-  double seconds = 0;      // of the counted runs
-  int64_t kv_bytes = 0;    // of all sequences at the end of a run
+  ForwardProfile profile;    // seconds of the counted runs, by part
+  double seconds = 0;        // of the counted runs
+  int64_t weight_bytes = 0;  // of the matrices that a step reads
+  int64_t kv_bytes = 0;      // of all sequences at the end of a run
   // Where positions merge: of how many an entry is, over all heads, at the end of a run; else 0.
   double positions_per_entry = 0;
   // Where the model decides what merges, both go by the share of its positions that each head has

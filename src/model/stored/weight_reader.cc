@@ -1,14 +1,28 @@
 #include "model/stored/weight_reader.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "model/stored/block_types.h"
 
 namespace kvlathe {
 namespace {
 
-Status CheckFinite(const std::string& name, const StoredTensor& tensor) {
-  if (tensor.IsFinite()) return OkStatus();
+// Looks at all of it, on the workers of `pool` where there is one: they bring in a mapped file's
+// pages.
+Status CheckFinite(const std::string& name, const StoredTensor& tensor, ThreadPool* pool) {
+  constexpr int64_t kStep = int64_t{1} << 16;  // elements: whole blocks of every type
+  const int64_t n = tensor.n_elements();
+  std::atomic<bool> is_finite = true;
+  const auto check = [&](Range elements) {
+    if (!tensor.IsFinite(elements.begin, elements.end - elements.begin)) is_finite = false;
+  };
+  if (pool == nullptr) {
+    check({0, n});
+  } else {
+    pool->Run([&](int worker_id) { check(ShareOf(n, kStep, worker_id, pool->n_workers())); });
+  }
+  if (is_finite) return OkStatus();
   return Error(
       StatusCode::kDataLoss,
       "tensor '{}' holds values that are not finite (NaN or infinity); download the model again",
@@ -31,16 +45,16 @@ void ForPieces(const Projection& projection, Range rows, const F& fn) {
 }  // namespace
 
 StatusOr<StoredTensor> WeightReader::Checked(const std::string& name,
-                                             const std::vector<int64_t>& shape) {
+                                             const std::vector<int64_t>& shape, ThreadPool* pool) {
   KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, source_->Get(name, shape));
-  KVL_RETURN_IF_ERROR(CheckFinite(name, tensor));
+  KVL_RETURN_IF_ERROR(CheckFinite(name, tensor, pool));
   return tensor;
 }
 
-StatusOr<StoredTensor> WeightReader::Open(const Projection& p) {
+StatusOr<StoredTensor> WeightReader::Open(const Projection& p, ThreadPool* pool) {
   const std::string name = p.tensor + ".weight";
-  return p.is_transposed ? Checked(name, {p.n_in, p.n_stored})
-                         : Checked(name, {p.n_stored, p.n_in});
+  return p.is_transposed ? Checked(name, {p.n_in, p.n_stored}, pool)
+                         : Checked(name, {p.n_stored, p.n_in}, pool);
 }
 
 StatusOr<std::vector<float>> WeightReader::Vector(const std::string& name, int64_t n) {
@@ -159,7 +173,7 @@ StatusOr<Weight> WeightReader::Pack(const std::vector<Projection>& parts, const 
   KVL_ASSIGN_OR_RETURN(Weight matrix, Weight::Create(residents, n_out, parts.front().n_in, type));
   int64_t first_out = 0;
   for (const Projection& part : parts) {
-    KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(part));
+    KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(part, pool));
     Count(tensor, part, type);
     // Workers may share no group of 64 packed rows.
     const bool is_aligned = first_out % 64 == 0;

@@ -52,7 +52,7 @@ class WeightReader {
   // at a time, on the workers; first_row is a multiple of 64.
   template <typename F>
   Status ForRowGroups(const Projection& projection, ThreadPool* pool, const F& fn) {
-    KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(projection));
+    KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(projection, pool));
     pool->Run([&](int worker_id) {
       const Range rows = ShareOf(projection.n_out(), 64, worker_id, pool->n_workers());
       std::vector<float> values(rows.begin == rows.end ? 0 : 64 * projection.n_in);
@@ -67,8 +67,10 @@ class WeightReader {
   }
 
  private:
-  StatusOr<StoredTensor> Checked(const std::string& name, const std::vector<int64_t>& shape);
-  StatusOr<StoredTensor> Open(const Projection& projection);
+  // On the workers of `pool` where there is one.
+  StatusOr<StoredTensor> Checked(const std::string& name, const std::vector<int64_t>& shape,
+                                 ThreadPool* pool = nullptr);
+  StatusOr<StoredTensor> Open(const Projection& projection, ThreadPool* pool = nullptr);
   // Rows [rows.begin, rows.end) of the projection's matrix as floats.
   static void CopyRows(const StoredTensor& tensor, const Projection& projection, Range rows,
                        float* out);
