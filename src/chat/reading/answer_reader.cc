@@ -1,6 +1,7 @@
 #include "chat/reading/answer_reader.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +18,59 @@ class TextReader : public AnswerReader {
  public:
   AnswerDelta Push(std::string_view text) override { return {.content = std::string(text)}; }
   AnswerDelta Finish() override { return {}; }
+};
+
+// Calls in marks, of a model that may forget them: an answer that begins with a code fence or a
+// JSON object is read for calls first, and what is none goes on to the reader of marks.
+class ForgottenMarksReader : public AnswerReader {
+ public:
+  ForgottenMarksReader(std::unique_ptr<AnswerReader> bare, std::unique_ptr<AnswerReader> marked)
+      : bare_(std::move(bare)), marked_(std::move(marked)) {}
+
+  AnswerDelta Push(std::string_view text) override {
+    if (!is_begun_) {
+      blanks_ += text;
+      const size_t begin = blanks_.find_first_not_of(" \t\r\n");
+      if (begin == std::string::npos) return {};
+      is_begun_ = true;
+      if (blanks_[begin] != '`' && blanks_[begin] != '{') bare_.reset();
+      return Read(std::exchange(blanks_, {}));
+    }
+    return Read(text);
+  }
+
+  AnswerDelta Finish() override {
+    AnswerDelta delta;
+    if (!is_begun_) Append(marked_->Push(blanks_), &delta);
+    if (bare_ != nullptr) delta = Behind(bare_->Finish());
+    Append(marked_->Finish(), &delta);
+    return delta;
+  }
+
+ private:
+  AnswerDelta Read(std::string_view text) {
+    return bare_ != nullptr ? Behind(bare_->Push(text)) : marked_->Push(text);
+  }
+  // With content read by the reader of marks.
+  AnswerDelta Behind(AnswerDelta of_bare) {
+    AnswerDelta delta = {.calls = std::move(of_bare.calls)};
+    for (const AnswerDelta::Call& call : delta.calls) n_bare_calls_ = call.call_idx + 1;
+    if (!of_bare.content.empty()) Append(marked_->Push(of_bare.content), &delta);
+    return delta;
+  }
+  // What the reader of marks told, whose calls come behind the others.
+  void Append(AnswerDelta from, AnswerDelta* to) const {
+    to->content += from.content;
+    for (AnswerDelta::Call& call : from.calls) call.call_idx += n_bare_calls_;
+    to->calls.insert(to->calls.end(), std::make_move_iterator(from.calls.begin()),
+                     std::make_move_iterator(from.calls.end()));
+  }
+
+  std::unique_ptr<AnswerReader> bare_;  // null: the answer does not begin so
+  std::unique_ptr<AnswerReader> marked_;
+  std::string blanks_;
+  bool is_begun_ = false;
+  int n_bare_calls_ = 0;
 };
 
 // How many bytes at the end of `text` begin `mark`, all of it included.
@@ -177,6 +231,10 @@ std::unique_ptr<AnswerReader> MakeAnswerReader(const AnswerFormat& format, ToolS
     reader = std::make_unique<TextReader>();
   } else if (IsBareJson(*format.calls)) {
     reader = MakeJsonCallReader(std::move(tools));
+  } else if (format.calls->is_object && format.calls->arguments == CallFormat::Arguments::kJson) {
+    auto bare = MakeJsonCallReader(tools);
+    reader = std::make_unique<ForgottenMarksReader>(
+        std::move(bare), MakeMarkedCallReader(*format.calls, std::move(tools)));
   } else {
     reader = MakeMarkedCallReader(*format.calls, std::move(tools));
   }

@@ -27,7 +27,9 @@ std::unique_ptr<AnswerReader> MakeJsonCallReader(ToolSchemas tools);
 // Whether calls are JSON without marks, so that only the second of these can read them.
 bool IsBareJson(const CallFormat& format);
 
-// By a whole format: thoughts first, then calls if there are tools.
+// By a whole format: thoughts first, then calls if there are tools. Where calls are JSON objects in
+// marks, an answer that begins with such an object without them, in a code fence perhaps, is a call
+// too if it names a tool: Qwen2.5-Coder writes so.
 std::unique_ptr<AnswerReader> MakeAnswerReader(const AnswerFormat& format, ToolSchemas tools);
 
 }  // namespace kvlathe

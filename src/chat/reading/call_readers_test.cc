@@ -136,6 +136,29 @@ TEST(TaggedCallReaderTest, ACallThatIsCutOffKeepsItsArguments) {
               ElementsAre("add({\"a\": 1)"));
 }
 
+// As Qwen2.5-Coder writes calls, whose template asks for marks.
+TEST(TaggedCallReaderTest, ACallMayForgetItsMarksAtTheBeginning) {
+  const std::string call = "{\n  \"name\": \"add\",\n  \"arguments\": {\"a\": 1}\n}";
+  for (const std::string& text :
+       {"```json\n" + call + "\n```", call, " \n```\n" + call + "\n```\n"}) {
+    const Parsed parsed = ParseTagged(text);
+    EXPECT_THAT(parsed.calls, ElementsAre("add({\"a\": 1})")) << text;
+    EXPECT_THAT(parsed.content, ::testing::MatchesRegex("[ \n]*")) << text;
+  }
+  // What names no tool, or is no call, is content as it was written, in which marks still count.
+  for (const std::string text : {"```json\n{\"name\": \"other\", \"arguments\": {}}\n```",
+                                 "```python\nprint(1)\n```\n", "{\"a\": 1} and more"}) {
+    const Parsed parsed = ParseTagged(text);
+    EXPECT_EQ(parsed.content, text);
+    EXPECT_THAT(parsed.calls, IsEmpty());
+  }
+  EXPECT_THAT(
+      ParseTagged("```python\nf()\n```\n<tool_call>{\"name\": \"weather\"}</tool_call>").calls,
+      ElementsAre("weather({})"));
+  EXPECT_THAT(ParseTagged(call + " and <tool_call>{\"name\": \"weather\"}</tool_call>").calls,
+              ElementsAre("add({\"a\": 1})", "weather({})"));
+}
+
 TEST(TaggedCallReaderTest, ThoughtsStandApartWhateverIsInThem) {
   const std::string thought = "<tool_call>{\"name\": \"add\"}</tool_call>";
   const Parsed parsed = ParseTagged(
