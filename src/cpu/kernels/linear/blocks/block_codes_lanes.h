@@ -101,7 +101,7 @@ KVL_LANES IntVec ShiftBy(IntVec x) {
 template <WeightType kType>
 constexpr bool HasSignedNumbers() {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
-  return kLayout.bits == 8 || kLayout.table == CodeTable::kNonLinear;
+  return kLayout.bits == 8 || kLayout.table == NumberTable::kNonLinear;
 }
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool kHasDots = true;
@@ -112,7 +112,7 @@ constexpr bool kHasDots = false;
 template <WeightType kType>
 constexpr int ZeroOf() {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
-  if (kLayout.table == CodeTable::kFp4) return 12;
+  if (kLayout.table == NumberTable::kFp4) return 12;
   if (HasSignedNumbers<kType>()) return kHasDots ? 128 : 0;
   return kLayout.zero;
 }
@@ -142,8 +142,8 @@ KVL_LANES IntVec OfQuad(const uint8_t* codes) {
     const IntVec low = OfPlane<4, 0, kQuad>(codes);
     if constexpr (kLayout.bits == 5) return Or(low, OfPlane<1, 4, kQuad>(codes + 4 * kPlane));
     if constexpr (kLayout.bits == 6) return Or(low, OfPlane<2, 4, kQuad>(codes + 4 * kPlane));
-    if constexpr (kLayout.table == CodeTable::kNone) return low;
-    constexpr bool kIsFp4 = kLayout.table == CodeTable::kFp4;
+    if constexpr (kLayout.table == NumberTable::kNone) return low;
+    constexpr bool kIsFp4 = kLayout.table == NumberTable::kFp4;
     const IntVec number = ShuffleBytes(LoadTable(kIsFp4 ? kFp4Values : kNonLinearValues), low);
     return ZeroOf<kType>() == 0 ? number : AddBytes(number, SetBytes(ZeroOf<kType>()));
   }

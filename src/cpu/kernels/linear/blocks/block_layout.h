@@ -40,7 +40,7 @@ enum class UnitScales : uint8_t {
 };
 
 // What codes stand for.
-enum class CodeTable : uint8_t { kNone, kNonLinear, kFp4 };
+enum class NumberTable : uint8_t { kNone, kNonLinear, kFp4 };
 
 struct BlockLayout {
   int bits;   // of a code
@@ -49,7 +49,7 @@ struct BlockLayout {
   UnitScales unit_scales;
   bool has_min;  // of blocks; with units also of those
   int zero;      // taken off every code
-  CodeTable table;
+  NumberTable table;
   bool has_exponents;  // of 8 bits in place of scales
 
   constexpr int units() const { return unit_scales == UnitScales::kNone ? 0 : block / unit; }
@@ -67,12 +67,12 @@ struct BlockLayout {
 
 constexpr BlockLayout LayoutOfBlocks(WeightType type) {
   using enum WeightType;
-  constexpr auto kShort = [](int bits, bool has_min, int zero, CodeTable table = CodeTable::kNone,
-                             bool has_exponents = false) {
+  constexpr auto kShort = [](int bits, bool has_min, int zero,
+                             NumberTable table = NumberTable::kNone, bool has_exponents = false) {
     return BlockLayout{bits, 32, 32, UnitScales::kNone, has_min, zero, table, has_exponents};
   };
   constexpr auto kLong = [](int bits, int unit, UnitScales scales, int zero,
-                            CodeTable table = CodeTable::kNone) {
+                            NumberTable table = NumberTable::kNone) {
     const bool has_min = scales == UnitScales::kNibbles || scales == UnitScales::kBytes;
     return BlockLayout{bits, kLongBlock, unit, scales, has_min, zero, table, false};
   };
@@ -96,11 +96,11 @@ constexpr BlockLayout LayoutOfBlocks(WeightType type) {
     case kQ6_K:
       return kLong(6, 16, UnitScales::kSigned, 32);
     case kIq4Nl:
-      return kShort(4, false, 0, CodeTable::kNonLinear);
+      return kShort(4, false, 0, NumberTable::kNonLinear);
     case kIq4Xs:
-      return kLong(4, 32, UnitScales::kSigned, 0, CodeTable::kNonLinear);
+      return kLong(4, 32, UnitScales::kSigned, 0, NumberTable::kNonLinear);
     case kMxfp4:
-      return kShort(4, false, 0, CodeTable::kFp4, true);
+      return kShort(4, false, 0, NumberTable::kFp4, true);
     default:
       return kShort(8, false, 0);
   }

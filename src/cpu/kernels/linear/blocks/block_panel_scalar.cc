@@ -10,7 +10,7 @@ namespace {
 template <typename F>
 void ForValues(const BlockPanel& panel, const F& store) {
   const BlockLayout layout = LayoutOfBlocks(panel.type);
-  BlockValues values;
+  CodedBlock values;
   float numbers[kLongBlock];
   for (int out = 0; out < kOutBlock; ++out) {
     const std::byte* group = panel.w + out / kGroupOuts * panel.w_stride;

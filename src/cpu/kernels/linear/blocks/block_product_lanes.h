@@ -29,7 +29,7 @@ template <WeightType kType>
 constexpr int QuadsInWords() {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
   if (HasSignedNumbers<kType>()) return 1;
-  constexpr int kMax = kLayout.table == CodeTable::kFp4 ? 24 : (1 << kLayout.bits) - 1;
+  constexpr int kMax = kLayout.table == NumberTable::kFp4 ? 24 : (1 << kLayout.bits) - 1;
   int n = kLayout.unit / 4;
   while (n * kMax * 2 * 127 > 32767) n /= 2;
   return n;

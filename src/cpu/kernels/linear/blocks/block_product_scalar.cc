@@ -16,7 +16,7 @@ struct OutputNumbers {
 
 void ReadOutput(const BlockLayout& layout, const std::byte* groups, int out, int64_t n_in,
                 OutputNumbers* to) {
-  BlockValues values;
+  CodedBlock values;
   for (int64_t first = 0; first < n_in; first += layout.block, groups += layout.group_bytes()) {
     TakeBlock(layout, groups, out, &values);
     for (int i = 0; i < layout.block; ++i) {

@@ -43,7 +43,7 @@ void AddFifthBits(const Byte* high, Byte* codes) {
 }
 
 // The eight scales and minima of six bits of Q4_K and Q5_K.
-void TakeSixBits(const Byte* packed, BlockValues* v) {
+void TakeSixBits(const Byte* packed, CodedBlock* v) {
   for (int j = 0; j < 4; ++j) {
     const int scale = packed[j], min = packed[4 + j], both = packed[8 + j];
     v->unit_scales[j] = scale & 63;
@@ -53,7 +53,7 @@ void TakeSixBits(const Byte* packed, BlockValues* v) {
   }
 }
 
-void ReadQ2_K(const Byte* from, BlockValues* v) {
+void ReadQ2_K(const Byte* from, CodedBlock* v) {
   v->scale = Load16(from + 80);
   v->min = Load16(from + 82);
   std::memcpy(v->unit_scales, from, kMaxUnits);
@@ -64,7 +64,7 @@ void ReadQ2_K(const Byte* from, BlockValues* v) {
   }
 }
 
-void ReadQ3_K(const Byte* from, BlockValues* v) {
+void ReadQ3_K(const Byte* from, CodedBlock* v) {
   v->scale = Load16(from + 108);
   const Byte* scales = from + 96;
   for (int g = 0; g < kMaxUnits; ++g) {
@@ -81,7 +81,7 @@ void ReadQ3_K(const Byte* from, BlockValues* v) {
   }
 }
 
-void ReadQ4_K(const Byte* from, BlockValues* v) {
+void ReadQ4_K(const Byte* from, CodedBlock* v) {
   v->scale = Load16(from);
   v->min = Load16(from + 2);
   TakeSixBits(from + 4, v);
@@ -89,7 +89,7 @@ void ReadQ4_K(const Byte* from, BlockValues* v) {
   for (int c = 0; c < 4; ++c) TakeHalves<64>(from + 16 + c * 32, v->codes + c * 64);
 }
 
-void ReadQ5_K(const Byte* from, BlockValues* v) {
+void ReadQ5_K(const Byte* from, CodedBlock* v) {
   v->scale = Load16(from);
   v->min = Load16(from + 2);
   TakeSixBits(from + 4, v);
@@ -101,7 +101,7 @@ void ReadQ5_K(const Byte* from, BlockValues* v) {
   }
 }
 
-void ReadQ6_K(const Byte* from, BlockValues* v) {
+void ReadQ6_K(const Byte* from, CodedBlock* v) {
   v->scale = Load16(from + 208);
   std::memcpy(v->unit_scales, from + 192, kMaxUnits);
 #pragma GCC unroll 8
@@ -114,7 +114,7 @@ void ReadQ6_K(const Byte* from, BlockValues* v) {
   }
 }
 
-void ReadIq4Xs(const Byte* from, BlockValues* v) {
+void ReadIq4Xs(const Byte* from, CodedBlock* v) {
   v->scale = Load16(from);
   const int high = Load16(from + 2);
 #pragma GCC unroll 8
@@ -180,7 +180,7 @@ constexpr int kQuad = 4;  // inputs
 constexpr int kLineBytes = kGroupOuts * kQuad;
 
 template <WeightType kType>
-void ReadStoredBlock(const Byte* from, BlockValues* v) {
+void ReadStoredBlock(const Byte* from, CodedBlock* v) {
   using enum WeightType;
   if constexpr (kType == kQ2_K) return ReadQ2_K(from, v);
   if constexpr (kType == kQ3_K) return ReadQ3_K(from, v);
@@ -211,7 +211,7 @@ void ReadStoredBlock(const Byte* from, BlockValues* v) {
 
 // A block of output `out` of a group, 0 to 15, to its place there.
 template <WeightType kType>
-void PutBlock(const BlockValues& v, int out, Byte* to) {
+void PutBlock(const CodedBlock& v, int out, Byte* to) {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
   constexpr int kScaleBytes = kLayout.block_scale_bytes();
   std::memcpy(to + out * kScaleBytes, &v.scale, kScaleBytes);  // little-endian
@@ -237,7 +237,7 @@ template <WeightType kType>
 void PackRow(const Byte* stored, int64_t n_blocks, int out, Byte* group) {
   constexpr int kGroupBytes = LayoutOfBlocks(kType).group_bytes();
   const int64_t stored_bytes = StoredBlockBytes(kType);
-  BlockValues values = {};
+  CodedBlock values = {};
   for (int64_t b = 0; b < n_blocks; ++b, stored += stored_bytes, group += kGroupBytes) {
     ReadStoredBlock<kType>(stored, &values);
     PutBlock<kType>(values, out, group);
@@ -301,7 +301,7 @@ void PackStoredRow(WeightType type, const std::byte* stored, int64_t n_blocks, i
   }
 }
 
-void TakeBlock(const BlockLayout& layout, const std::byte* group, int out, BlockValues* v) {
+void TakeBlock(const BlockLayout& layout, const std::byte* group, int out, CodedBlock* v) {
   const Byte* const from = reinterpret_cast<const Byte*>(group);
   const int scale_bytes = layout.block_scale_bytes();
   v->scale = 0;
@@ -325,7 +325,7 @@ void TakeBlock(const BlockLayout& layout, const std::byte* group, int out, Block
   }
 }
 
-UnitFactors FactorsOf(const BlockLayout& layout, const BlockValues& v, int unit) {
+UnitFactors FactorsOf(const BlockLayout& layout, const CodedBlock& v, int unit) {
   const float scale = layout.has_exponents ? FromExponent(v.scale) : FromF16(v.scale);
   const float min = layout.has_min ? FromF16(v.min) : 0.0f;
   switch (layout.unit_scales) {
@@ -344,12 +344,12 @@ UnitFactors FactorsOf(const BlockLayout& layout, const BlockValues& v, int unit)
 }
 
 int NumberOf(const BlockLayout& layout, uint8_t code) {
-  if (layout.table == CodeTable::kNonLinear) return kNonLinearValues[code];
-  if (layout.table == CodeTable::kFp4) return kFp4Values[code];
+  if (layout.table == NumberTable::kNonLinear) return kNonLinearValues[code];
+  if (layout.table == NumberTable::kFp4) return kFp4Values[code];
   return layout.bits == 8 ? static_cast<int8_t>(code) : code - layout.zero;
 }
 
-void BlockToFloats(const BlockLayout& layout, const BlockValues& v, float* to) {
+void BlockToFloats(const BlockLayout& layout, const CodedBlock& v, float* to) {
   for (int first = 0; first < layout.block; first += layout.unit) {
     const UnitFactors factors = FactorsOf(layout, v, first / layout.unit);
     for (int i = first; i < first + layout.unit; ++i) {

@@ -9,7 +9,7 @@
 
 namespace kvlathe {
 
-struct BlockValues {
+struct CodedBlock {
   uint8_t codes[kLongBlock];  // of 8 bits: the bits of signed numbers
   uint16_t scale;             // F16, or an exponent
   uint16_t min;               // F16
@@ -25,7 +25,7 @@ void PackStoredRow(WeightType type, const std::byte* stored, int64_t n_blocks, i
                    std::byte* groups);
 
 // A block of output `out` of a group.
-void TakeBlock(const BlockLayout& layout, const std::byte* group, int out, BlockValues* values);
+void TakeBlock(const BlockLayout& layout, const std::byte* group, int out, CodedBlock* values);
 
 // What scales of a block and of its units make: a value is scale * (number its code stands for)
 // minus min.
@@ -33,11 +33,11 @@ struct UnitFactors {
   float scale;
   float min;
 };
-UnitFactors FactorsOf(const BlockLayout& layout, const BlockValues& values, int unit);
+UnitFactors FactorsOf(const BlockLayout& layout, const CodedBlock& values, int unit);
 // The number that a code stands for, its zero taken off.
 int NumberOf(const BlockLayout& layout, uint8_t code);
 
 // The block's values, bit for bit as DequantizeBlocks (io/gguf/ggml_types.h) gives them.
-void BlockToFloats(const BlockLayout& layout, const BlockValues& values, float* to);
+void BlockToFloats(const BlockLayout& layout, const CodedBlock& values, float* to);
 
 }  // namespace kvlathe

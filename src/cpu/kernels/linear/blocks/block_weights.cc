@@ -45,7 +45,7 @@ class BlockWeightFormat : public WeightFormat {
   }
 
   void Unpack(const MatrixSize& size, const std::byte* w, int64_t out, float* row) const override {
-    BlockValues values;
+    CodedBlock values;
     const std::byte* group = w + out / kGroupOuts * Stride(size);
     for (int64_t in = 0; in < size.n_in; in += layout_.block, group += layout_.group_bytes()) {
       TakeBlock(layout_, group, static_cast<int>(out % kGroupOuts), &values);
