@@ -14,7 +14,7 @@ constexpr int kLeastPrompt = 32;  // of which nothing is compared but what follo
 constexpr int kLeastCompared = 24;
 // Rows of logits that a forward makes. Their room stays with the model, a row 0.6 MB at 151,936
 // ids, but the uncompressed model goes when it has been read.
-constexpr int kPieceTokens = 16, kBaselinePieceTokens = 64;
+constexpr int kShortPieceTokens = 16, kBaselinePieceTokens = 64;
 
 // Feeds the text from `begin` on in pieces. After each, fn(first, n): the rows [0, n) of the
 // model's logits are those behind the tokens from `first` on.
@@ -105,7 +105,7 @@ StatusOr<ShortLoss> ShortTextBaseline::Compare(Model* model, int64_t kv_budget_b
   const std::span<const int32_t> text = tokens_;
   KVL_RETURN_IF_ERROR(Prefill(model, &cache, text.first(n_prompt)));
   KVL_RETURN_IF_ERROR(compare(n_prompt - 1, 1));
-  KVL_RETURN_IF_ERROR(ReadOn(model, &cache, text, n_prompt, kPieceTokens, compare));
+  KVL_RETURN_IF_ERROR(ReadOn(model, &cache, text, n_prompt, kShortPieceTokens, compare));
   loss.kl /= loss.n_tokens;
   loss.top1_agreement /= loss.n_tokens;
   return loss;
