@@ -205,8 +205,8 @@ TEST(WeightPathsTest, RealModel) {
   const double kl_exact = MeanKl(expected, logits(DType::kBf16, true));
   fmt::print("{}: {} tokens, KL of rows of 8 bits {:.6f}, of 16 bits {:.6f}\n", path, ids.size(),
              kl, kl_exact);
-  EXPECT_LT(kl, 0.002);
-  EXPECT_LT(kl_exact, 0.002);
+  EXPECT_LT(kl, 0.004);
+  EXPECT_LT(kl_exact, 0.001);
 }
 
 }  // namespace
