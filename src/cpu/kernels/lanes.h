@@ -121,10 +121,11 @@ KVL_LANES IntVec AddDots(IntVec sums, IntVec a, IntVec b) {
   asm("vpaddd %1, %0, %0" : "+v"(sums) : "v"(_mm512_madd_epi16(a, b)));
   return sums;
 }
-KVL_LANES IntVec BroadcastShorts(const int16_t* pair) {
-  int32_t both;
-  __builtin_memcpy(&both, pair, sizeof(both));
-  return _mm512_set1_epi32(both);
+// Four bytes, in every word of 32 bits.
+KVL_LANES IntVec BroadcastFour(const void* bytes) {
+  int32_t four;
+  __builtin_memcpy(&four, bytes, sizeof(four));
+  return _mm512_set1_epi32(four);
 }
 KVL_LANES Vec FirstWordsToFloats(IntVec x) {  // of kLanes words
   return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(x)));
@@ -288,10 +289,10 @@ KVL_LANES IntVec AddDots(IntVec sums, IntVec a, IntVec b) {
   asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(_mm256_madd_epi16(a, b)));
   return sums;
 }
-KVL_LANES IntVec BroadcastShorts(const int16_t* pair) {
-  int32_t both;
-  __builtin_memcpy(&both, pair, sizeof(both));
-  return _mm256_set1_epi32(both);
+KVL_LANES IntVec BroadcastFour(const void* bytes) {
+  int32_t four;
+  __builtin_memcpy(&four, bytes, sizeof(four));
+  return _mm256_set1_epi32(four);
 }
 KVL_LANES Vec FirstWordsToFloats(IntVec x) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(x)));

@@ -17,6 +17,22 @@ namespace kvlathe::ggml_fits {
 constexpr int kSuperBlock = 256;
 constexpr int kRefits = 2;  // more of them change next to nothing
 
+// Encodes a block, and again with the scales that refit(block) finds for its codes as long as that
+// leaves less: encode(block) chooses codes and returns what they leave, refit is false where
+// nothing can be found.
+template <typename Stored, typename Encode, typename Refit>
+void RefitWhileBetter(Stored* stored, const Encode& encode, const Refit& refit) {
+  float error = encode(stored);
+  for (int i = 0; i < kRefits; ++i) {
+    Stored refitted = *stored;
+    if (!refit(&refitted)) break;
+    const float refitted_error = encode(&refitted);
+    if (!(refitted_error < error)) break;
+    *stored = refitted;
+    error = refitted_error;
+  }
+}
+
 // A value is scale * scales[group] * code - min * mins[group].
 template <int kGroups, int kMaxCode, int kMaxScale>
 class LineSuperBlock {
@@ -40,15 +56,9 @@ class LineSuperBlock {
     stored_.scale = block_.ToHalf(largest_scale / kMaxScale);
     stored_.min = block_.ToHalf(-least_min / kMaxScale);
     for (int g = 0; g < kGroups; ++g) ChooseScaleAndMin(g);
-    float error = Encode(&stored_);
-    for (int i = 0; i < kRefits; ++i) {
-      Stored refitted = stored_;
-      if (!Refit(&refitted)) break;
-      const float refitted_error = Encode(&refitted);
-      if (!(refitted_error < error)) break;
-      stored_ = refitted;
-      error = refitted_error;
-    }
+    RefitWhileBetter(
+        &stored_, [this](Stored* stored) { return Encode(stored); },
+        [this](Stored* stored) { return Refit(stored); });
   }
 
   const Stored& stored() const { return stored_; }
@@ -164,15 +174,9 @@ class GridSuperBlock {
     }
     stored_.scale = block_.ToHalf(largest / kLowScale);
     for (int g = 0; g < kGroups; ++g) ChooseScale(g);
-    float error = Encode(&stored_);
-    for (int i = 0; i < kRefits; ++i) {
-      Stored refitted = stored_;
-      if (!Refit(&refitted)) break;
-      const float refitted_error = Encode(&refitted);
-      if (!(refitted_error < error)) break;
-      stored_ = refitted;
-      error = refitted_error;
-    }
+    RefitWhileBetter(
+        &stored_, [this](Stored* stored) { return Encode(stored); },
+        [this](Stored* stored) { return Refit(stored); });
   }
 
   const Stored& stored() const { return stored_; }

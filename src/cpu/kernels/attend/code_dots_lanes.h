@@ -113,7 +113,7 @@ struct DotSums {
   // Adds numbers times each row's pair of weights.
   KVL_INLINE void Add(const IntVec (&numbers)[kVecs], const int16_t* pairs) {
     Unroll<kRows>([&](auto r) KVL_PART {
-      const IntVec weights = BroadcastShorts(pairs + r.value * kMaxRank);
+      const IntVec weights = BroadcastFour(pairs + r.value * kMaxRank);
       Unroll<kVecs>([&](auto v) KVL_PART {
         of[r.value][v.value] = AddDots(of[r.value][v.value], numbers[v.value], weights);
       });

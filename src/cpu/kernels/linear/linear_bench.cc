@@ -15,8 +15,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "cpu/kernels/limits/machine_limits.h"
-#include "cpu/kernels/linear/linear.h"
+#include "cpu/kernels/linear/bench_limits.h"
 
 namespace kvlathe {
 namespace {
@@ -25,21 +24,6 @@ namespace {
 constexpr double kMaxFraction = 1.05;
 // OpenMP's threads spin on our processors for a while after a bare call.
 constexpr std::chrono::milliseconds kOpenMpSpin(10);
-
-Isa BenchIsa() {
-  static const Isa isa = SelectIsa().value();
-  return isa;
-}
-
-ThreadPool& BenchPool() {
-  static ThreadPool pool(AvailableProcessors());
-  return pool;
-}
-
-double ReadGbPerS() {
-  static const double gb_per_s = MeasureReadBandwidth(BenchPool(), BenchIsa()).value();
-  return gb_per_s;
-}
 
 double GemmPeakFlopPerS(DType type) {
   static const double f32 = MeasureGemmPeak(BenchPool(), Isa::kAvx2).value();
@@ -134,6 +118,7 @@ void BM_ManyRows(benchmark::State& state) {
     watch.Restart();
     linear.Run({.w = &w,
                 .n_rows = n_rows,
+                .x_type = type,
                 .x = x.data(),
                 .x_stride = n_in,
                 .y = y.data(),
@@ -164,24 +149,8 @@ void BM_FewRows(benchmark::State& state) {
   const int64_t n_matrices = (kReadWorkingSetBytes + matrix_bytes - 1) / matrix_bytes;
   std::vector<PackedMatrix> matrices;
   for (int64_t i = 0; i < n_matrices; ++i) matrices.push_back(RandomMatrix(type, n_out, n_in));
-  Linear linear(&BenchPool(), BenchIsa());
   const std::vector<std::byte> x = RandomValues(type, n_rows * n_in);
-  std::vector<float> y(n_rows * n_out);
-  double best = 1e30;
-  for (auto _ : state) {
-    const Stopwatch watch;
-    for (const PackedMatrix& w : matrices) {
-      linear.Run({.w = &w,
-                  .n_rows = n_rows,
-                  .x = x.data(),
-                  .x_stride = n_in,
-                  .y = y.data(),
-                  .y_stride = n_out});
-    }
-    const double seconds = watch.Seconds();
-    best = std::min(best, seconds);
-    state.SetIterationTime(seconds);
-  }
+  const double best = BestPassSeconds(state, matrices, n_rows, type, x.data());
   const double bytes = static_cast<double>(n_matrices * matrix_bytes);
   const double fraction = bytes / best * 1e-9 / ReadGbPerS();
   state.counters["working_set_bytes"] = bytes;

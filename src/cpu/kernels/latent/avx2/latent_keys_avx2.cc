@@ -66,7 +66,7 @@ KVL_INLINE void KeyTile(const LatentBlock& b, const int16_t* latents, const floa
   for (latents += 2 * first; weights != end; latents += 2 * kBlockSize) {
     const IntVec low = LoadWords(latents), high = LoadWords(latents + 2 * kLanes);
     const auto add = [&](int row, const int16_t* pair) KVL_PART {
-      const IntVec both = BroadcastShorts(pair);
+      const IntVec both = BroadcastFour(pair);
       sums[row][0] = AddDots(sums[row][0], low, both);
       sums[row][1] = AddDots(sums[row][1], high, both);
     };

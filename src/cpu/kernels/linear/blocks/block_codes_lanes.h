@@ -28,11 +28,6 @@ KVL_LANES IntVec ShiftLeftBy(IntVec x) {
 KVL_LANES IntVec SetBytes(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
 KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm512_add_epi8(a, b); }
 KVL_LANES void StoreBytes(void* p, IntVec x) { _mm512_store_si512(p, x); }
-KVL_LANES IntVec Broadcast4(const int8_t* p) {
-  int32_t four;
-  __builtin_memcpy(&four, p, sizeof(four));
-  return _mm512_set1_epi32(four);
-}
 KVL_LANES Vec FromExponents(IntVec e) {
   const IntVec normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
   const IntVec subnormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
@@ -73,11 +68,6 @@ KVL_LANES IntVec ShiftLeftBy(IntVec x) {
 KVL_LANES IntVec SetBytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
 KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm256_add_epi8(a, b); }
 KVL_LANES void StoreBytes(void* p, IntVec x) { _mm256_store_si256(static_cast<__m256i*>(p), x); }
-KVL_LANES IntVec Broadcast4(const int8_t* p) {
-  int32_t four;
-  __builtin_memcpy(&four, p, sizeof(four));
-  return _mm256_set1_epi32(four);
-}
 KVL_LANES Vec FromExponents(IntVec e) {
   const IntVec normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
   const IntVec subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
@@ -96,8 +86,8 @@ KVL_LANES IntVec ShiftBy(IntVec x) {
 
 // --- From the planes of a group to bytes. ---
 
-// What a byte of the tile is: the code, or where numbers have a sign, on machines with VNNI the
-// number + 128, without the number.
+// Whether codes stand for numbers of 8 bits with a sign. Their bytes are these numbers, with VNNI
+// raised by 128; other bytes are codes, or numbers raised to be none below zero.
 template <WeightType kType>
 constexpr bool HasSignedNumbers() {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);

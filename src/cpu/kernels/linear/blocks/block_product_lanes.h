@@ -125,7 +125,7 @@ KVL_LANES void AddPlanes(const uint8_t* codes, const IntVec (&unit_scales)[2][kH
     for (int h = 0; h < kHalves; ++h) code[h] = OfQuad<kType, kQ>(codes + h * kVecBytes);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const IntVec four = Broadcast4(x + r * x_stride + 4 * kQ);
+      const IntVec four = BroadcastFour(x + r * x_stride + 4 * kQ);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         dots->template Add<kQ>(h, code[h], r, four, unit_scales[kQ / kUnitQuads % 2][h]);
@@ -299,7 +299,7 @@ KVL_LANES void AddBytesOfTile(const Tile& tile, int b, const int8_t* x, int64_t 
     for (int h = 0; h < kHalves; ++h) code[h] = LoadWords(&tile.codes[b][kQ][h * kVecBytes]);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const IntVec four = Broadcast4(x + r * x_stride + 4 * kQ);
+      const IntVec four = BroadcastFour(x + r * x_stride + 4 * kQ);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         dots->template Add<kQ>(h, code[h], r, four,

@@ -7,29 +7,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/random.h"
-#include "cpu/kernels/limits/machine_limits.h"
+#include "cpu/kernels/linear/bench_limits.h"
 #include "cpu/kernels/linear/blocks/block_values.h"
-#include "cpu/kernels/linear/linear.h"
 
 namespace kvlathe {
 namespace {
-
-Isa BenchIsa() {
-  static const Isa isa = SelectIsa().value();
-  return isa;
-}
-
-ThreadPool& BenchPool() {
-  static ThreadPool pool(AvailableProcessors());
-  return pool;
-}
-
-double ReadBytesPerS() {
-  static const double rate = MeasureReadBandwidth(BenchPool(), BenchIsa()).value() * 1e9;
-  return rate;
-}
 
 double DotsPerS() {
   static const double rate = MeasureIntegerPeak(BenchPool(), BenchIsa());
@@ -56,33 +39,17 @@ void BM_BlockRows(benchmark::State& state) {
   const int64_t n_matrices = is_few ? (kReadWorkingSetBytes + matrix_bytes - 1) / matrix_bytes : 1;
   std::vector<PackedMatrix> matrices;
   for (int64_t i = 0; i < n_matrices; ++i) matrices.push_back(RandomMatrix(type, n_out, n_in));
-  Linear linear(&BenchPool(), BenchIsa());
   std::vector<Bf16> x(n_rows * n_in);
   Random random(2);
   for (Bf16& value : x) value = ToBf16(static_cast<float>(random.Normal()));
-  std::vector<float> y(n_rows * n_out);
-  double best = 1e30;
-  for (auto _ : state) {
-    const Stopwatch watch;
-    for (const PackedMatrix& w : matrices) {
-      linear.Run({.w = &w,
-                  .n_rows = n_rows,
-                  .x = x.data(),
-                  .x_stride = n_in,
-                  .y = y.data(),
-                  .y_stride = n_out});
-    }
-    const double seconds = watch.Seconds();
-    best = std::min(best, seconds);
-    state.SetIterationTime(seconds);
-  }
+  const double best = BestPassSeconds(state, matrices, n_rows, DType::kBf16, x.data());
   const double bytes = static_cast<double>(n_matrices * matrix_bytes);
   const double dots = static_cast<double>(n_matrices * n_rows * n_out) * static_cast<double>(n_in);
   state.counters["gb_per_s"] = bytes / best * 1e-9;
-  state.counters["read_gb_per_s"] = ReadBytesPerS() * 1e-9;
+  state.counters["read_gb_per_s"] = ReadGbPerS();
   state.counters["gdots_per_s"] = dots / best * 1e-9;
   state.counters["peak_gdots_per_s"] = DotsPerS() * 1e-9;
-  const double bound = std::max(is_few ? bytes / ReadBytesPerS() : 0.0, dots / DotsPerS());
+  const double bound = std::max(is_few ? bytes / ReadGbPerS() * 1e-9 : 0.0, dots / DotsPerS());
   state.counters["fraction_of_roof"] = bound / best;
   state.SetLabel(std::string(WeightTypeName(type)));
 }

@@ -52,21 +52,26 @@ KVL_LANES Vec NumbersOf(IntVec codes, int i, const UnitVecs& factors) {
 template <WeightType kType, typename F>
 KVL_LANES void ForPairs(const BlockPanel& panel, const F& store) {
   constexpr BlockLayout kLayout = LayoutOfBlocks(kType);
-  for (int64_t out = 0; out < kOutBlock; out += kLanes) {
-    const int first = static_cast<int>(out % kGroupOuts);
+  constexpr int kUnitQuads = kLayout.unit / 4;
+  for (int64_t out = 0; out < kOutBlock; out += kGroupOuts) {
     const uint8_t* group =
         reinterpret_cast<const uint8_t*>(panel.w) + out / kGroupOuts * panel.w_stride;
     for (int64_t in = 0; in < panel.n_in; in += kLayout.block, group += kLayout.group_bytes()) {
       for (int b = 0; b < kLayout.block / kBlockIns; ++b) {
         alignas(64) uint8_t codes[kQuads][kLine];
         WidenCodes<kType>(group + kLayout.code_offset() + b * kLayout.code_bytes(), codes);
-        for (int quad = 0; quad < kQuads; ++quad) {
-          const int unit = (b * kBlockIns + quad * 4) / kLayout.unit;
-          const UnitVecs factors = FactorsOfUnit<kType>(group, unit, first);
-          const IntVec four = LoadWords(&codes[quad][4 * first]);
-          for (int i = 0; i < 4; i += 2) {
-            store(in + b * kBlockIns + quad * 4 + i, out, NumbersOf<kType>(four, i, factors),
-                  NumbersOf<kType>(four, i + 1, factors));
+        for (int first = 0; first < kGroupOuts; first += kLanes) {
+          UnitVecs factors = {};
+          for (int quad = 0; quad < kQuads; ++quad) {
+            const int64_t at = b * kBlockIns + quad * 4;
+            if (quad % kUnitQuads == 0) {
+              factors = FactorsOfUnit<kType>(group, static_cast<int>(at / kLayout.unit), first);
+            }
+            const IntVec four = LoadWords(&codes[quad][4 * first]);
+            for (int i = 0; i < 4; i += 2) {
+              store(in + at + i, out + first, NumbersOf<kType>(four, i, factors),
+                    NumbersOf<kType>(four, i + 1, factors));
+            }
           }
         }
       }
