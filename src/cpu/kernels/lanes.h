@@ -32,6 +32,7 @@ KVL_LANES float SumOfLanes(Vec x) { return _mm512_reduce_add_ps(x); }
 KVL_LANES float FirstLane(Vec x) { return _mm512_cvtss_f32(x); }
 
 KVL_LANES IntVec LoadWords(const void* p) { return _mm512_loadu_si512(p); }
+KVL_LANES void StoreWords(void* p, IntVec x) { _mm512_storeu_si512(p, x); }
 // kLanes Bf16.
 KVL_LANES Vec LoadBf16(const uint16_t* p) {
   const IntVec wide =
@@ -216,6 +217,9 @@ KVL_LANES float FirstLane(Vec x) { return _mm256_cvtss_f32(x); }
 
 KVL_LANES IntVec LoadWords(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+KVL_LANES void StoreWords(void* p, IntVec x) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), x);
 }
 KVL_LANES Vec LoadBf16(const uint16_t* p) {
   const IntVec wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -30,8 +30,11 @@ struct Scratch {
   alignas(64) float probs[kPanelRows][kBlockSize];
   alignas(64) float sums[kPanelRows][kLanes];
   alignas(64) float q[kPanelRows * kMaxRank];           // Bf16 rows widened
-  alignas(64) float values[2 * kBlockSize * kMaxRank];  // of a sealed block
+  // Of a sealed block: the values of K and V, or the numbers of one of them.
+  alignas(64) float values[2 * kBlockSize * kMaxRank];
   PanelWeights rounded;
+
+  int16_t* numbers() { return reinterpret_cast<int16_t*>(values); }
   RowState rows[kPanelRows];
 };
 static_assert(sizeof(Scratch) <= kAttendScratchBytes);
@@ -322,11 +325,20 @@ KVL_INLINE void WithTileRows(int n_rows, const F& f) {
   }
 }
 
+// Gets the sides of a block ready for the rows of a panel, one after the other.
+template <typename Row>
+void ReadKeys(const BlockView<Row>&) {}
+template <typename Row>
+void ReadValues(const BlockView<Row>&) {}
+KVL_LANES void ReadKeys(const CodeBlock& block) { ReadNumbers<true>(block); }
+KVL_LANES void ReadValues(const CodeBlock& block) { ReadNumbers<false>(block); }
+
 // Attends with all rows of the panel from first_row on to one block.
 template <typename Block>
 void AttendBlock(const Panel& panel, const Block& block, int first_row) {
   const AttendParams& p = *panel.p;
   Scratch* scratch = panel.scratch;
+  ReadKeys(block);
   for (int row = first_row; row < panel.n_rows; row += kTileRows) {
     const int n = Min(kTileRows, panel.n_rows - row);
     WithTileRows(n, [&](auto rows) {
@@ -344,6 +356,7 @@ void AttendBlock(const Panel& panel, const Block& block, int first_row) {
                             scratch->probs[r]);
     }
   }
+  ReadValues(block);
   for (int row = first_row; row < panel.n_rows; row += kTileRows) {
     const int n = Min(kTileRows, panel.n_rows - row);
     // What the tile's last row sees; the others have probability 0 there.
@@ -392,11 +405,10 @@ void AttendPanel(const Panel& panel) {
     ClearRow(panel.RowOfO(row), p.shape.rank_v);
   }
   SealedBlocks sealed = {.p = &p, .values = scratch->values};
-  // F32 rows want F32 sums, and rows that must not depend on those beside them one way of summing.
-  const bool reads_codes = sizeof(Row) == 2 && p.n_rows <= kMaxCodeRows && !p.is_deterministic;
+  constexpr bool kReadsCodes = sizeof(Row) == 2;  // F32 rows want F32 sums
   const int64_t key_elements = int64_t{kBlockSize} * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
-  if (reads_codes && p.packed != nullptr) {
+  if (kReadsCodes && p.packed != nullptr) {
     RoundQueries({panel.q, panel.q_stride}, panel.n_rows, p.shape.rank_k,
                  std::holds_alternative<HeadBits>(p.packed->storage), &scratch->rounded);
   }
@@ -412,10 +424,10 @@ void AttendPanel(const Panel& panel) {
       AttendBlock(panel,
                   BlockView<Row>{k, k + key_elements, reinterpret_cast<const Row*>(next), entry},
                   first_row);
-    } else if (reads_codes && CodeBlock::Reads(sealed.view)) {
+    } else if (kReadsCodes && CodeBlock::Reads(sealed.view)) {
       const int idx = block - sealed.run->first_block;
       AttendBlock(panel,
-                  CodeBlock{&sealed.view, p.blocks[block], next, idx,
+                  CodeBlock{&sealed.view, p.blocks[block], scratch->numbers(), next, idx,
                             idx + 1 == sealed.run->n_blocks, entry},
                   first_row);
     } else {

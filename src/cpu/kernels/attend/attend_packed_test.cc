@@ -24,7 +24,7 @@ struct KernelSet {
   const AttendKernels* kernels;
   DType row_type;
   bool is_bf16;   // rounds q * scale and p * scale to Bf16
-  bool is_steps;  // rounds them to steps of 2^-16 of the largest, up to 8 rows
+  bool is_steps;  // rounds them to steps of 2^-16 of the largest
 };
 
 std::vector<KernelSet> KernelSets() {
@@ -108,7 +108,7 @@ RowReference Reference(const PackedProblem& problem, int row, const KernelSet& s
   const int end = std::min(problem.KvEnd(), seen_end);
   if (begin >= end) return ref;
   const double unit = set.is_bf16 ? 0x1p-8 / std::sqrt(3.0) : 0;
-  const double step = set.is_steps && problem.n_rows <= 8 ? 0x1p-16 / std::sqrt(3.0) : 0;
+  const double step = set.is_steps ? 0x1p-16 / std::sqrt(3.0) : 0;
   double top = 0;  // of the products of a score
   for (int r = 0; r < c.rank_k; ++r) {
     const double q = std::abs(problem.q_stored[int64_t{row} * c.rank_k + r]);

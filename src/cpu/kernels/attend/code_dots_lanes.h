@@ -1,5 +1,6 @@
 // Integer dots of codes with rows of weights, over vectors of lanes.h. line_reader_lanes.h makes
-// numbers of 16 bits of codes, and they are multiplied with weights of 16 bits.
+// numbers of 16 bits of the codes of a block, once for all rows, and they are multiplied with
+// weights of 16 bits.
 //
 // Weights are a row's query, or its probabilities, in even steps. The steps are the finest with
 // which neither a weight nor any sum overflows. The error of a weight is at most 2^-16 of the
@@ -98,7 +99,13 @@ KVL_INLINE void ScaleAndRoundWeights(const FloatRows& rows, int n, const float* 
   RoundInSteps({scaled[0], kMaxRank}, n, sizes, largest, to);
 }
 
-// --- Dots. ---
+// --- Dots. The numbers of a side of a block, which were made of its codes once for all rows, lie as
+// K of a plain block does, [channel pair][token][2], and for V in columns of 16 channels, [column]
+// [token pair][16][2]. ---
+
+// The words of a pair of channels of K, and of a column of V.
+constexpr int kKeyPairWords = 2 * kBlockSize;
+constexpr int kColumnWords = 16 * kBlockSize;
 
 // The sums of every row: kVecs vectors of 32 bits.
 template <int kRows, int kVecs>
@@ -119,93 +126,69 @@ struct DotSums {
       });
     });
   }
-  // Stores sum * unit + constant of each row as its scores; `scores` are those of vector `v`.
-  KVL_INLINE void StoreScores(int v, const float* units, const float* constants,
-                              float* scores) const {
-    Unroll<kRows>([&](auto r) KVL_PART {
-      Store(scores + r.value * kBlockSize,
-            Fma(ToFloats(of[r.value][v]), Set1(units[r.value]), Set1(constants[r.value])));
-    });
-  }
 };
 
-template <int kRows>
-using LineSums = DotSums<kRows, kLineParts>;
+// How many vectors of numbers the rows of a tile meet together: a power of two with which sums fill
+// half of the registers, and at most `most`.
+constexpr int DotVecs(int n_rows, int most) {
+  int vecs = most;
+  while (vecs > 1 && n_rows * vecs > kVecRegisters / 2) vecs /= 2;
+  return vecs;
+}
 
-// Tokens [16 column, 16 column + 16) of n_channels of K; `codes` begin with the first of them.
-template <typename Reader, int kRows>
-KVL_INLINE void AddKeyDots(const Reader& reader, const std::byte* codes, int64_t ahead,
-                           int n_channels, int column, const int16_t* weights,
-                           LineSums<kRows>* sums) {
-  constexpr int kLines = Reader::kLines;
-  constexpr int kPairs = kLines >= 4 ? kLines / 4 : 1;
-  constexpr int kGroups = kLines >= 4 ? 1 : 4 / kLines;  // of a pair
-  const int line = column % kLines;
-  codes += column / kLines * reader.kBytes;
-  for (int pair = 0; pair < n_channels / 2; pair += kPairs) {
-    PrefetchLine(codes + ahead);
-    Unroll<kPairs>([&](auto i) KVL_PART {
-      IntVec numbers[kLineParts];
-      Unroll<kLineParts>([&](auto part) KVL_PART {
-        numbers[part.value] = reader.Line(codes, line + 4 * i.value, part.value);
+constexpr int kPairsAtOnce = 4;  // channels and tokens come in multiples of twice as many
+
+// Adds the dots of kVecs vectors of numbers with the pairs of weights of all rows. at(pair, v) is
+// where the numbers of vector v lie.
+template <int kRows, int kVecs, typename At>
+KVL_INLINE DotSums<kRows, kVecs> DotPairs(int n_pairs, const int16_t* weights, const At& at) {
+  DotSums<kRows, kVecs> sums;
+  sums.Clear();
+  for (int pair = 0; pair < n_pairs; pair += kPairsAtOnce) {
+    Unroll<kPairsAtOnce>([&](auto i) KVL_PART {
+      IntVec numbers[kVecs];
+      Unroll<kVecs>([&](auto v) KVL_PART {
+        numbers[v.value] = LoadWords(at(pair + i.value, v.value));
       });
-      sums->Add(numbers, weights + 2 * (pair + i.value));
+      sums.Add(numbers, weights + 2 * (pair + i.value));
     });
-    codes += kGroups * reader.kBytes;
+  }
+  return sums;
+}
+
+// Calls use(token, sums) with the sums of n_pairs pairs of channels for tokens [begin, end), which
+// are multiples of 16, some vectors at a time. `numbers` begins with the first pair.
+template <int kRows, int kVecs = DotVecs(kRows, kBlockSize / kLanes), typename F>
+KVL_INLINE void DotTokens(const int16_t* numbers, int n_pairs, const int16_t* weights, int begin,
+                          int end, const F& use) {
+  int token = begin;
+  for (; token + kVecs * kLanes <= end; token += kVecs * kLanes) {
+    const int16_t* first = numbers + 2 * token;
+    use(token, DotPairs<kRows, kVecs>(n_pairs, weights, [&](int pair, int v) KVL_PART {
+          return first + pair * kKeyPairWords + 2 * kLanes * v;
+        }));
+  }
+  if constexpr (kVecs > 1) {
+    if (token < end) DotTokens<kRows, kVecs / 2>(numbers, n_pairs, weights, token, end, use);
   }
 }
 
-// The sums of part `part` of columns kColumn and kColumn + 2 of n_channels of K. The lines that
-// UnitReader reads together belong to both of them, or to one.
-template <int kColumn, int kBits, int kRows>
-KVL_INLINE void AddKeyDots(const UnitReader<kBits>& reader, const std::byte* codes, int64_t ahead,
-                           int n_channels, int part, const int16_t* weights,
-                           DotSums<kRows, 2>* sums) {
-  constexpr int kLines = UnitReader<kBits>::kLines, kHalf = UnitReader<kBits>::kHalf;
-  constexpr int kPairs = kLines >= 4 ? kLines / 4 : 1;
-  for (int pair = 0; pair < n_channels / 2; pair += kPairs, weights += 2 * kPairs) {
-    PrefetchLine(codes + ahead);
-    if constexpr (kLines == 2) {
-      const TwoLines before = reader.Lines(codes, 0, part);
-      const TwoLines behind = reader.Lines(codes + reader.kBytes, 0, part);
-      if constexpr (kColumn == 0) {
-        sums->Add({before.first, behind.first}, weights);
-      } else {
-        sums->Add({before.second, behind.second}, weights);
-      }
-      codes += 2 * reader.kBytes;
-    } else if constexpr (kLines == 4) {
-      const TwoLines lines = reader.Lines(codes, kColumn, part);
-      sums->Add({lines.first, lines.second}, weights);
-      codes += reader.kBytes;
-    } else {
-      Unroll<kHalf / 4>([&](auto i) KVL_PART {
-        const TwoLines near = reader.Lines(codes, 4 * i.value + kColumn, part);
-        const TwoLines far = reader.Lines(codes, 4 * i.value + kColumn + 2, part);
-        sums->Add({near.first, far.first}, weights + 2 * i.value);
-        sums->Add({near.second, far.second}, weights + 2 * i.value + kHalf / 2);
-      });
-      codes += reader.kBytes;
-    }
+// Calls use(channel, sums) with the sums over all tokens of channels [begin, end), which are
+// multiples of 16.
+template <int kRows, int kVecs = DotVecs(kRows, 4 * 16 / kLanes), typename F>
+KVL_INLINE void DotChannels(const int16_t* numbers, const int16_t* weights, int begin, int end,
+                            const F& use) {
+  constexpr int kColumnVecs = 16 / kLanes;
+  int channel = begin;
+  for (; channel + kVecs * kLanes <= end; channel += kVecs * kLanes) {
+    const int16_t* first = numbers + channel / 16 * kColumnWords;
+    use(channel, DotPairs<kRows, kVecs>(kBlockSize / 2, weights, [&](int pair, int v) KVL_PART {
+          return first + v / kColumnVecs * kColumnWords + 32 * pair +
+                 v % kColumnVecs * 2 * kLanes;
+        }));
   }
-}
-
-// The sums of 16 channels of V. Groups of the same channels lie `step` bytes apart.
-template <typename Reader, int kRows>
-KVL_INLINE void AddValueDots(const Reader& reader, const std::byte* codes, int64_t step,
-                             int64_t ahead, const int16_t* weights, LineSums<kRows>* sums) {
-  for (int pair = 0; pair < kBlockSize / 2; pair += reader.kLines) {
-    PrefetchLine(codes + ahead);
-    Unroll<Reader::kHalf>([&](auto line) KVL_PART {
-      IntVec first[kLineParts], second[kLineParts];
-      Unroll<kLineParts>([&](auto part) KVL_PART {
-        const TwoLines lines = reader.Lines(codes, line.value, part.value);
-        first[part.value] = lines.first, second[part.value] = lines.second;
-      });
-      sums->Add(first, weights + 2 * (pair + line.value));
-      sums->Add(second, weights + 2 * (pair + line.value + reader.kHalf));
-    });
-    codes += step;
+  if constexpr (kVecs > kColumnVecs) {
+    if (channel < end) DotChannels<kRows, kVecs / 2>(numbers, weights, channel, end, use);
   }
 }
 

@@ -1,9 +1,8 @@
-// Attention of few query rows over sealed blocks, over vectors of lanes.h, without BF16 dots. Codes
-// become numbers of 16 bits in registers and are multiplied with weights of 16 bits in exact
+// Attention over sealed blocks, over vectors of lanes.h, without BF16 dots. The codes of a block
+// become numbers of 16 bits once for all rows, and are multiplied with weights of 16 bits in exact
 // integer dots, twice as many at a time as products in F32. The scale and the minimum that all
 // codes of a channel or of a token share go into the weights and the sums; factors and exact
-// entries are added to the sums. Where there are many rows, they share what ExpandSealedBlock
-// decodes instead.
+// entries are added to the sums. Nothing that a row gets depends on the rows beside it.
 #pragma once
 
 #include "cpu/kernels/attend/attend_packed.h"
@@ -16,13 +15,15 @@
 namespace kvlathe {
 namespace {
 
-constexpr int kMaxCodeRows = 8;
+// Rows whose queries are rounded together.
+constexpr int kMaxCodeRows = 64;
 constexpr int kMaxFactors = 8;  // so many are added at a time
 
 // A sealed block, K and V.
 struct CodeBlock {
   const PackedRunView* run;
   const std::byte* bytes;
+  int16_t* numbers;       // of the side at work, for all rows (code_dots_lanes.h)
   const std::byte* next;  // the block to fetch meanwhile, or null
   int block_idx;          // in its run
   bool is_last;           // of its run
@@ -99,29 +100,28 @@ KVL_LANES void ScaleScores(const PackedSideView& side, const std::byte* block, f
   }
 }
 
+// Stores the sums times units, plus constants, as scores of tokens from `token` on.
+template <int kRows, int kVecs>
+KVL_INLINE void StoreScores(const DotSums<kRows, kVecs>& sums, int token, const float* units,
+                            const float* constants, float* scores) {
+  Unroll<kRows>([&](auto r) KVL_PART {
+    const Vec unit = Set1(units[r.value]), constant = Set1(constants[r.value]);
+    Unroll<kVecs>([&](auto v) KVL_PART {
+      Store(scores + r.value * kBlockSize + token + kLanes * v.value,
+            Fma(ToFloats(sums.of[r.value][v.value]), unit, constant));
+    });
+  });
+}
+
 template <int kRows>
 void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
   constexpr float kNoConstants[kRows] = {};
-  const int16_t* weights = rows.rounded->numbers[rows.first];
   const float* units = rows.rounded->units + rows.first;
-  Unroll<2>([&](auto column) KVL_PART {
-    for (int part = 0; part < kLineParts; ++part) {
-      const int64_t ahead = column.value == 0 && part == 0 ? block.ahead() : 0;
-      DotSums<kRows, 2> sums;
-      sums.Clear();
-      for (int i = 0; i < side.n_segments; ++i) {
-        const CodeSegment& segment = side.segments[i];
-        WithReader(segment, [&](const auto& reader) KVL_PART {
-          AddKeyDots<column.value>(reader, block.bytes + segment.codes, ahead, segment.n_channels,
-                                   part, weights + segment.first, &sums);
-        });
-      }
-      float* to = scores + 16 * column.value + kLanes * part;
-      sums.StoreScores(0, units, kNoConstants, to);
-      sums.StoreScores(1, units, kNoConstants, to + 32);
-    }
-  });
+  DotTokens<kRows>(block.numbers, side.n_coded / 2, rows.rounded->numbers[rows.first], 0,
+                   kBlockSize, [&](int token, const auto& sums) KVL_PART {
+                     StoreScores(sums, token, units, kNoConstants, scores);
+                   });
   if (side.has_token_scales) ScaleScores<kRows>(side, block.bytes, scores);
 }
 
@@ -131,24 +131,17 @@ template <int kRows>
 void ScoreByChannel(const CodeBlock& block, const ScaleTable& table, const QueryRows<kRows>& rows,
                     float* scores) {
   const PackedSideView& side = block.run->k;
-  const int columns_per_group = Min(side.group, kBlockSize) / 16;
-  for (int first = 0; first < kBlockSize / 16; first += columns_per_group) {
-    const float* scales = table.scales + table.begin[first];
-    const float* minima = table.minima + table.begin[first];
+  const int n_tokens = Min(side.group, kBlockSize);
+  for (int first = 0; first < kBlockSize; first += n_tokens) {
+    const float* scales = table.scales + table.begin[first / 16];
+    const float* minima = table.minima + table.begin[first / 16];
     CodeWeights<kRows> weights;
     float constants[kRows];
     ScaleAndRoundWeights(rows.q, side.rank, scales, minima, kLargestNumber, &weights, constants);
-    WithReader(side, [&](const auto& reader) KVL_PART {
-      for (int column = first; column < first + columns_per_group; ++column) {
-        LineSums<kRows> sums;
-        sums.Clear();
-        AddKeyDots(reader, block.bytes + side.codes, block.ahead(), side.rank, column,
-                   weights.numbers[0], &sums);
-        for (int part = 0; part < kLineParts; ++part) {
-          sums.StoreScores(part, weights.units, constants, scores + 16 * column + kLanes * part);
-        }
-      }
-    });
+    DotTokens<kRows>(block.numbers, side.rank / 2, weights.numbers[0], first, first + n_tokens,
+                     [&](int token, const auto& sums) KVL_PART {
+                       StoreScores(sums, token, weights.units, constants, scores);
+                     });
   }
 }
 
@@ -158,7 +151,7 @@ void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRo
   const PackedSideView& side = block.run->k;
   const int16_t* weights = rows.rounded->numbers[rows.first];
   const float* units = rows.rounded->units + rows.first;
-  for (int t = 0; t < kRows * kBlockSize; t += kLanes) Store(scores + t, Zero());
+  for (int i = 0; i < kRows * kBlockSize; i += kLanes) Store(scores + i, Zero());
   for (int first = 0; first < side.rank; first += side.group) {
     const int n = Min(side.group, side.rank - first);
     const float* scales = table.scales + table.begin[first / 16];
@@ -169,24 +162,20 @@ void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRo
       for (int i = first; i < first + n; i += kLanes) total = total + Load(rows.q[r] + i);
       totals[r] = SumOfLanes(total);
     }
-    WithReader(side, [&](const auto& reader) KVL_PART {
-      const std::byte* codes =
-          block.bytes + side.codes + int64_t{2} * first / reader.kLines * reader.kBytes;
-      for (int column = 0; column < kBlockSize / 16; ++column) {
-        LineSums<kRows> sums;
-        sums.Clear();
-        AddKeyDots(reader, codes, block.ahead(), n, column, weights + first, &sums);
-        Unroll<kRows>([&](auto r) KVL_PART {
-          Unroll<kLineParts>([&](auto part) KVL_PART {
-            const int t = 16 * column + kLanes * part.value;
-            float* score = scores + r.value * kBlockSize + t;
-            const Vec sum = Fma(ToFloats(sums.of[r.value][part.value]) * Set1(units[r.value]),
-                                Load(scales + t), Load(score));
-            Store(score, Fma(Set1(totals[r.value]), Load(minima + t), sum));
+    DotTokens<kRows>(
+        block.numbers + first / 2 * kKeyPairWords, n / 2, weights + first, 0, kBlockSize,
+        [&](int token, const auto& sums) KVL_PART {
+          constexpr int kVecs = sizeof(sums.of[0]) / sizeof(IntVec);
+          Unroll<kRows>([&](auto r) KVL_PART {
+            Unroll<kVecs>([&](auto v) KVL_PART {
+              const int t = token + kLanes * v.value;
+              float* score = scores + r.value * kBlockSize + t;
+              const Vec sum = Fma(ToFloats(sums.of[r.value][v.value]) * Set1(units[r.value]),
+                                  Load(scales + t), Load(score));
+              Store(score, Fma(Set1(totals[r.value]), Load(minima + t), sum));
+            });
           });
         });
-      }
-    });
   }
 }
 
@@ -355,10 +344,40 @@ KVL_LANES void FetchExactEntries(const CodeBlock& block) {
   }
 }
 
+// Makes numbers of the codes of K or V, and fetches what the next block needs meanwhile.
+template <bool kIsKey>
+void ReadNumbers(const CodeBlock& block) {
+  const PackedSideView& side = kIsKey ? block.run->k : block.run->v;
+  if constexpr (kIsKey) {
+    FetchScalesAndFactors(block);
+  } else {
+    FetchExactEntries(block);
+  }
+  const auto read = [&](const auto& reader, int64_t codes, int first, int n_channels) KVL_PART {
+    int16_t* const to =
+        block.numbers + (kIsKey ? first / 2 * kKeyPairWords : first / 16 * kColumnWords);
+    ForEachVectorOf<kIsKey>(reader, block.bytes + codes, n_channels, block.ahead(),
+                            [&](int pair, int line, int part, IntVec numbers) KVL_PART {
+                              const int at = kIsKey ? pair * kKeyPairWords + 32 * line
+                                                    : line * kColumnWords + 32 * pair;
+                              StoreWords(to + at + 2 * kLanes * part, numbers);
+                            });
+  };
+  if (side.n_segments == 0) {
+    WithReader(side, [&](const auto& reader) KVL_PART { read(reader, side.codes, 0, side.rank); });
+  }
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& segment = side.segments[i];
+    WithReader(segment, [&](const auto& reader) KVL_PART {
+      read(reader, segment.codes, segment.first, segment.n_channels);
+    });
+  }
+}
+
+// `block.numbers` are those of K.
 template <int kRows>
 void ScoreCodes(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
-  FetchScalesAndFactors(block);
   if (side.n_segments > 0) {
     ScoreSegments(block, rows, scores);
   } else {
@@ -384,34 +403,29 @@ struct ValueRows {
   const RowState* states;
 };
 
-// Sets o[r, 16 channels] to shrink * o + sums * unit + constant.
-template <int kRows>
-KVL_INLINE void StoreValues(const ValueRows<kRows>& rows, const LineSums<kRows>& sums, int channel,
-                            const float* units, const float* constants) {
+// Sets o[r, channels from `channel` on] to shrink * o + sums * unit + constant.
+template <int kRows, int kVecs>
+KVL_INLINE void StoreValues(const ValueRows<kRows>& rows, const DotSums<kRows, kVecs>& sums,
+                            int channel, const float* units, const float* constants) {
   Unroll<kRows>([&](auto r) KVL_PART {
-    Unroll<kLineParts>([&](auto part) KVL_PART {
-      float* o = rows.o + r.value * rows.o_stride + channel + kLanes * part.value;
-      const Vec sum = Fma(ToFloats(sums.of[r.value][part.value]), Set1(units[r.value]),
+    Unroll<kVecs>([&](auto v) KVL_PART {
+      float* o = rows.o + r.value * rows.o_stride + channel + kLanes * v.value;
+      const Vec sum = Fma(ToFloats(sums.of[r.value][v.value]), Set1(units[r.value]),
                           Set1(constants[r.value]));
       Store(o, Fma(Set1(rows.states[r.value].shrink), Load(o), sum));
     });
   });
 }
 
-// Adds the values of n_channels from `first` on, whose codes begin at `codes`, in lines of
-// `n_in_group` channels.
-template <typename Reader, int kRows>
-KVL_INLINE void AddChannels(const Reader& reader, const std::byte* codes, int64_t ahead, int first,
-                            int n_channels, int n_in_group, const CodeWeights<kRows>& weights,
-                            const float* constants, const ValueRows<kRows>& rows) {
-  const int64_t step = int64_t{n_in_group} / 16 * reader.kBytes;
-  for (int column = 0; column < n_channels / 16; ++column) {
-    LineSums<kRows> sums;
-    sums.Clear();
-    AddValueDots(reader, codes + int64_t{column} * reader.kBytes, step, ahead, weights.numbers[0],
-                 &sums);
-    StoreValues(rows, sums, first + 16 * column, weights.units, constants);
-  }
+// Adds the values of channels [begin, end).
+template <int kRows>
+KVL_INLINE void AddChannels(const CodeBlock& block, int begin, int end,
+                            const CodeWeights<kRows>& weights, const float* constants,
+                            const ValueRows<kRows>& rows) {
+  DotChannels<kRows>(block.numbers, weights.numbers[0], begin, end,
+                     [&](int channel, const auto& sums) KVL_PART {
+                       StoreValues(rows, sums, channel, weights.units, constants);
+                     });
 }
 
 template <int kRows>
@@ -429,17 +443,12 @@ void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
     RoundWeights(probs, kBlockSize, kLargestUnitNumber, &weights);
   }
   for (float& unit : weights.units) unit *= kUnitNumberStep;
-  for (int i = 0; i < side.n_segments; ++i) {
-    const CodeSegment& segment = side.segments[i];
-    WithReader(segment, [&](const auto& reader) KVL_PART {
-      AddChannels(reader, block.bytes + segment.codes, block.ahead(), segment.first,
-                  segment.n_channels, segment.n_channels, weights, constants, rows);
+  AddChannels(block, 0, side.n_coded, weights, constants, rows);
+  for (int channel = side.n_coded; channel < side.rank; channel += kLanes) {
+    Unroll<kRows>([&](auto r) KVL_PART {
+      float* o = rows.o + r.value * rows.o_stride + channel;
+      Store(o, Set1(rows.states[r.value].shrink) * Load(o));
     });
-  }
-  LineSums<kRows> nothing;
-  nothing.Clear();
-  for (int channel = side.n_coded; channel < side.rank; channel += 16) {
-    StoreValues(rows, nothing, channel, weights.units, constants);
   }
 }
 
@@ -448,17 +457,13 @@ void AddScaledValues(const CodeBlock& block, const ScaleTable& table,
                      const ValueRows<kRows>& rows) {
   const PackedSideView& side = block.run->v;
   for (int first = 0; first < side.rank; first += side.group) {
-    const int n = Min(side.group, side.rank - first);
     const float* scales = table.scales + table.begin[first / 16];
     const float* minima = table.minima + table.begin[first / 16];
     CodeWeights<kRows> weights;
     float constants[kRows];
     ScaleAndRoundWeights({rows.probs, kBlockSize}, kBlockSize, scales, minima, kLargestNumber,
                          &weights, constants);
-    WithReader(side, [&](const auto& reader) KVL_PART {
-      AddChannels(reader, block.bytes + side.codes + int64_t{first} / 16 * reader.kBytes,
-                  block.ahead(), first, n, side.rank, weights, constants, rows);
-    });
+    AddChannels(block, first, Min(first + side.group, side.rank), weights, constants, rows);
   }
 }
 
@@ -487,10 +492,10 @@ void AddExactValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
   AddToRows<kRows>(sums, side.rank, rows.o, rows.o_stride);
 }
 
+// `block.numbers` are those of V.
 template <int kRows>
 void AddCodeValues(const CodeBlock& block, const ValueRows<kRows>& rows) {
   const PackedSideView& side = block.run->v;
-  FetchExactEntries(block);
   if (side.n_segments > 0) {
     AddValueSegments(block, rows);
   } else {

@@ -192,6 +192,41 @@ KVL_INLINE void WithReader(const CodeSegment& segment, const F& f) {
   }
 }
 
+// Calls f(pair, line, part, numbers) with every vector of numbers of `n_channels` channels whose
+// codes begin at `codes`: part `part` of a line of K, 16 tokens from 16 `line` on of the pair `pair`
+// of channels, or of V, 16 channels from 16 `line` on of the pair `pair` of tokens. Meanwhile what
+// lies `ahead` bytes behind the codes is fetched.
+template <bool kIsKey, typename Reader, typename F>
+KVL_INLINE void ForEachVectorOf(const Reader& reader, const std::byte* codes, int n_channels,
+                                int64_t ahead, const F& f) {
+  constexpr int kLines = Reader::kLines, kHalf = Reader::kHalf;
+  const int columns = n_channels / 16;  // V
+  int pair = 0, line = 0;               // of the group's first line
+  for (int group = 0; group < 2 * n_channels / kLines; ++group) {
+    PrefetchLine(codes + ahead);
+    Unroll<kHalf>([&](auto i) KVL_PART {
+      Unroll<kLineParts>([&](auto part) KVL_PART {
+        const TwoLines lines = reader.Lines(codes, i.value, part.value);
+        constexpr int kNear = i.value, kFar = i.value + kHalf;
+        if constexpr (kIsKey) {
+          f(pair + (line + kNear) / 4, (line + kNear) % 4, part.value, lines.first);
+          f(pair + (line + kFar) / 4, (line + kFar) % 4, part.value, lines.second);
+        } else {
+          f(pair + kNear, line, part.value, lines.first);
+          f(pair + kFar, line, part.value, lines.second);
+        }
+      });
+    });
+    codes += reader.kBytes;
+    if constexpr (kIsKey) {
+      line += kLines;
+      pair += line / 4, line %= 4;
+    } else if (++line == columns) {
+      pair += kLines, line = 0;
+    }
+  }
+}
+
 // Calls f(offset, numbers) with every vector of numbers of a side with split bits, where `offset`
 // is that of its first number in K or V of a plain block.
 template <bool kIsKey, typename F>
@@ -199,24 +234,14 @@ KVL_INLINE void ForEachVector(const PackedSideView& side, const std::byte* block
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
     WithReader(segment, [&](const auto& reader) KVL_PART {
-      constexpr int kHalf = std::remove_cvref_t<decltype(reader)>::kHalf;
-      const std::byte* codes = block + segment.codes;
-      const int columns = segment.n_channels / 16;                // V
-      const int64_t step = kIsKey ? 32 : int64_t{2} * side.rank;  // from line to line
-      for (int group = 0; group < 2 * segment.n_channels / reader.kLines; ++group) {
-        const int64_t first = kIsKey ? kBlockSize * segment.first + 32 * group * reader.kLines
-                                     : step * (group / columns * reader.kLines) +
-                                           2 * segment.first + 32 * (group % columns);
-        Unroll<kHalf>([&](auto line) KVL_PART {
-          Unroll<kLineParts>([&](auto part) KVL_PART {
-            const TwoLines lines = reader.Lines(codes, line.value, part.value);
-            const int64_t offset = first + step * line.value + 2 * kLanes * part.value;
-            f(offset, lines.first);
-            f(offset + step * kHalf, lines.second);
+      ForEachVectorOf<kIsKey>(
+          reader, block + segment.codes, segment.n_channels, 0,
+          [&](int pair, int line, int part, IntVec numbers) KVL_PART {
+            const int64_t at =
+                kIsKey ? int64_t{kBlockSize} * (segment.first + 2 * pair) + 32 * line
+                       : 2 * (int64_t{pair} * side.rank + segment.first + 16 * line);
+            f(at + 2 * kLanes * part, numbers);
           });
-        });
-        codes += reader.kBytes;
-      }
     });
   }
 }
