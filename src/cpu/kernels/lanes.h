@@ -128,6 +128,13 @@ KVL_LANES IntVec BroadcastFour(const void* bytes) {
   __builtin_memcpy(&four, bytes, sizeof(four));
   return _mm512_set1_epi32(four);
 }
+// Sums of 32 bits plus the sums of neighbouring products of both pairs of vectors of bytes, of which
+// the first of either has no sign. Four products must fit into 16 bits.
+KVL_LANES IntVec AddByteDots(IntVec sums, IntVec a, IntVec b, IntVec c, IntVec d) {
+  const IntVec four = _mm512_add_epi16(_mm512_maddubs_epi16(a, b), _mm512_maddubs_epi16(c, d));
+  return AddDots(sums, four, _mm512_set1_epi16(1));
+}
+KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm512_add_epi8(a, b); }
 KVL_LANES Vec FirstWordsToFloats(IntVec x) {  // of kLanes words
   return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(x)));
 }
@@ -298,6 +305,11 @@ KVL_LANES IntVec BroadcastFour(const void* bytes) {
   __builtin_memcpy(&four, bytes, sizeof(four));
   return _mm256_set1_epi32(four);
 }
+KVL_LANES IntVec AddByteDots(IntVec sums, IntVec a, IntVec b, IntVec c, IntVec d) {
+  const IntVec four = _mm256_add_epi16(_mm256_maddubs_epi16(a, b), _mm256_maddubs_epi16(c, d));
+  return AddDots(sums, four, _mm256_set1_epi16(1));
+}
+KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm256_add_epi8(a, b); }
 KVL_LANES Vec FirstWordsToFloats(IntVec x) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(x)));
 }

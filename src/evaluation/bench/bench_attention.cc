@@ -119,9 +119,11 @@ StatusOr<std::vector<AttentionCase>> MakeCases(const AttentionBenchOptions& opti
   return cases;
 }
 
-Status MeasureGemmLimit(ThreadPool* pool, Isa isa, AttentionBenchReport* report) {
+Status MeasureComputeLimits(ThreadPool* pool, Isa isa, AttentionBenchReport* report) {
   KVL_ASSIGN_OR_RETURN(const double gemm_flops, MeasureGemmPeak(*pool, isa));
   report->gemm_tflop_per_s = std::max(report->gemm_tflop_per_s, gemm_flops * 1e-12);
+  report->integer_tdot_per_s =
+      std::max(report->integer_tdot_per_s, MeasureIntegerPeak(*pool, isa) * 1e-12);
   return OkStatus();
 }
 
@@ -176,7 +178,11 @@ Status Judge(const std::vector<AttentionCase>& cases, AttentionBenchReport* repo
     }
     row.speedup_vs_none = none_us / row.time_us;
     const double read_seconds = static_cast<double>(row.bytes) / (report->read_gb_per_s * 1e9);
-    const double compute_seconds = row.flops / (report->gemm_tflop_per_s * 1e12);
+    const bool has_codes = !c.extents.empty();
+    const double tflop_per_s =
+        has_codes ? std::max(report->gemm_tflop_per_s, 2 * report->integer_tdot_per_s)
+                  : report->gemm_tflop_per_s;
+    const double compute_seconds = row.flops / (tflop_per_s * 1e12);
     row.fraction_of_limit = std::max(read_seconds, compute_seconds) / seconds;
     if (row.fraction_of_limit > kMaxFraction) {
       return Error(
@@ -203,9 +209,9 @@ StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& op
   report.n_threads = options.n_threads;
   report.seed = options.seed;
   ThreadPool pool(options.n_threads);
-  KVL_RETURN_IF_ERROR(MeasureGemmLimit(&pool, options.isa, &report));
+  KVL_RETURN_IF_ERROR(MeasureComputeLimits(&pool, options.isa, &report));
   KVL_RETURN_IF_ERROR(MeasureCases(options, &pool, &report, &cases));
-  KVL_RETURN_IF_ERROR(MeasureGemmLimit(&pool, options.isa, &report));
+  KVL_RETURN_IF_ERROR(MeasureComputeLimits(&pool, options.isa, &report));
   KVL_RETURN_IF_ERROR(Judge(cases, &report));
   return report;
 }

@@ -86,8 +86,9 @@ struct AttentionBenchReport {
   int head_dim = 0;
   int n_threads = 0;
   uint64_t seed = 0;
-  double read_gb_per_s = 0;     // the best of a pass before every repetition
-  double gemm_tflop_per_s = 0;  // the better of before and after
+  double read_gb_per_s = 0;       // the best of a pass before every repetition
+  double gemm_tflop_per_s = 0;    // the better of before and after
+  double integer_tdot_per_s = 0;  // products of bytes, which bound rows that are codes
   std::vector<AttentionBenchRow> rows;
 };
 
@@ -97,7 +98,7 @@ struct AttentionBenchReport {
 // a row was faster than 1.05 times the limits, so one of the measurements is wrong.
 StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& options);
 
-// {"device","threads","read_gb_per_s","gemm_tflop_per_s","seed","rows":[{"phase","context",
+// {"device","threads","read_gb_per_s","gemm_tflop_per_s","integer_tdot_per_s","seed","rows":[{"phase","context",
 // "n_heads","n_kv_heads","head_dim","kv","schedule","time_us","bytes","working_set_bytes","speedup_vs_none",
 // "fraction_of_limit","query_tokens"}]}
 nlohmann::ordered_json ToJson(const AttentionBenchReport& report);

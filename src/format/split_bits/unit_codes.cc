@@ -97,10 +97,29 @@ constexpr Bytes MakeBytes(const Windows& windows, float step) {
   return bytes;
 }
 
+using SmallBytes = std::array<int8_t, kCodeWindows>;
+
+constexpr SmallBytes MakeSmallBytes(const Windows& windows, float step) {
+  SmallBytes bytes{};
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const float steps = windows[i] / step;
+    bytes[i] = static_cast<int8_t>(steps + (steps < 0 ? -0.5f : 0.5f));
+  }
+  return bytes;
+}
+
+// The largest values of 1 to kSmallBits bits, by StoredUnit.
+constexpr float kLargestSmallValue[] = {2.765625f, 3.09375f};
+
+constexpr float SmallStepOf(StoredUnit unit) {
+  return kLargestSmallValue[static_cast<int>(unit)] / kLargestSmall;
+}
+
 // The finest steps with which the largest values of 4 and 5 and of 1 to 3 bits are bytes, by
 // StoredUnit.
-constexpr float kByteStepSizes[][kByteSteps] = {{kUnitStep, 5.875f / 127, 2.765625f / 127},
-                                                {kUnitStep, 3.953125f / 127, 3.09375f / 127}};
+constexpr float kByteStepSizes[][kByteSteps] = {
+    {kUnitStep, 5.875f / 127, kLargestSmallValue[0] / 127},
+    {kUnitStep, 3.953125f / 127, kLargestSmallValue[1] / 127}};
 
 // All that there is of codes of so many bits.
 template <int kBits>
@@ -113,6 +132,7 @@ struct CodesOf {
   alignas(64) Table table;
   alignas(64) Numbers numbers;
   Bytes bytes;
+  SmallBytes small_bytes{};
 
   // Of codes that stand for themselves.
   constexpr CodesOf(StoredUnit unit, double unit_loss, const std::array<float, kHalf>& positive)
@@ -127,7 +147,9 @@ struct CodesOf {
         windows(ReadWindows(values, unit_loss)),
         table(MakeTable(windows, kBits)),
         numbers(MakeNumbers(windows)),
-        bytes(MakeBytes(windows, kByteStepSizes[static_cast<int>(unit)][ByteStepOf(kBits)])) {}
+        bytes(MakeBytes(windows, kByteStepSizes[static_cast<int>(unit)][ByteStepOf(kBits)])) {
+    if (kBits <= kSmallBits) small_bytes = MakeSmallBytes(windows, SmallStepOf(unit));
+  }
 };
 
 // unit_codes_test finds the centroids again from the densities.
@@ -187,6 +209,7 @@ struct CodesView {
   const uint16_t* table;
   const int8_t* numbers;
   const uint8_t* bytes;
+  const int8_t* small_bytes;
 
   template <int kBits>
   constexpr CodesView(const CodesOf<kBits>& codes)  // NOLINT: tables list them
@@ -197,7 +220,8 @@ struct CodesView {
         windows(codes.windows.data()),
         table(codes.table.data()),
         numbers(codes.numbers.data()),
-        bytes(codes.bytes.data()) {}
+        bytes(codes.bytes.data()),
+        small_bytes(codes.small_bytes.data()) {}
 };
 constexpr CodesView kOfChannels[kMaxBits] = {kOfChannels1, kOfChannels2, kOfChannels3, kOfChannels4,
                                              kOfChannels5};
@@ -230,6 +254,10 @@ const int8_t* UnitNumbers(int bits, StoredUnit unit) { return CodesAt(bits, unit
 float ByteStep(int step, StoredUnit unit) { return kByteStepSizes[static_cast<int>(unit)][step]; }
 
 const uint8_t* UnitBytes(int bits, StoredUnit unit) { return CodesAt(bits, unit).bytes; }
+
+float SmallStep(StoredUnit unit) { return SmallStepOf(unit); }
+
+const int8_t* SmallUnitBytes(int bits, StoredUnit unit) { return CodesAt(bits, unit).small_bytes; }
 
 double UnitLoss(int bits, StoredUnit unit) {
   if (bits == 0) return 1;

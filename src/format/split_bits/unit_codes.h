@@ -84,6 +84,13 @@ constexpr int ByteStepOf(int bits) { return bits == 8 ? 0 : bits >= 4 ? 1 : 2; }
 float ByteStep(int step, StoredUnit unit);
 const uint8_t* UnitBytes(int bits, StoredUnit unit = StoredUnit::kChannel);
 
+// UnitValues of 1 to kSmallBits bits as bytes from -63 to 63, times SmallStep: bytes of 7 bits, of
+// whose products with others two fit into 16 bits.
+inline constexpr int kSmallBits = 3;
+inline constexpr int kLargestSmall = 63;
+float SmallStep(StoredUnit unit);
+const int8_t* SmallUnitBytes(int bits, StoredUnit unit = StoredUnit::kChannel);
+
 // The mean square error of the values that sealing looks for on a channel of unit variance with
 // the tails of TailDegrees. With 0 bits it is 1: the whole channel is lost.
 double UnitLoss(int bits, StoredUnit unit = StoredUnit::kChannel);

@@ -255,6 +255,17 @@ TEST(UnitCodes, BytesAreNearTheValues) {
       // Beside what the codes lose.
       EXPECT_LT(added, (bits == 5 ? 0.06 : 0.01) * UnitLoss(bits, unit)) << bits;
     }
+    for (int bits = 1; bits <= kSmallBits; ++bits) {
+      double added = 0;
+      for (int window = 0; window < kCodeWindows; ++window) {
+        const int byte = SmallUnitBytes(bits, unit)[window];
+        EXPECT_LE(std::abs(byte), kLargestSmall);
+        const double error = byte * SmallStep(unit) - UnitValues(bits, unit)[window];
+        EXPECT_LE(std::abs(error), 0.5001 * SmallStep(unit)) << bits;
+        added += error * error / kCodeWindows;
+      }
+      EXPECT_LT(added, 0.01 * UnitLoss(bits, unit)) << bits;
+    }
   }
 }
 

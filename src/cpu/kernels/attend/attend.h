@@ -70,6 +70,8 @@ struct AttendParams {
   // blocks with exact entries: few rows would otherwise add these to their sums instead of decoding
   // the blocks.
   bool is_deterministic = false;
+  // Whether codes of few bits are not multiplied as bytes, where the instruction set would do so.
+  bool is_exact = false;
   // The partial result, in which o is not divided by row_sum. A row that sees nothing in the range
   // gets row_max = -infinity, row_sum = 0, o = 0.
   float* o = nullptr;  // [n_rows, rank_v]

@@ -29,12 +29,13 @@ constexpr int kPanelRows = 64;
 struct Scratch {
   alignas(64) float probs[kPanelRows][kBlockSize];
   alignas(64) float sums[kPanelRows][kLanes];
-  alignas(64) float q[kPanelRows * kMaxRank];           // Bf16 rows widened
+  alignas(64) float q[kPanelRows * kMaxRank];  // Bf16 rows widened
   // Of a sealed block: the values of K and V, or the numbers of one of them.
   alignas(64) float values[2 * kBlockSize * kMaxRank];
   PanelWeights rounded;
 
   int16_t* numbers() { return reinterpret_cast<int16_t*>(values); }
+  uint8_t* small() { return reinterpret_cast<uint8_t*>(values + kBlockSize * kMaxRank); }
   RowState rows[kPanelRows];
 };
 static_assert(sizeof(Scratch) <= kAttendScratchBytes);
@@ -395,6 +396,27 @@ KVL_INLINE void ClearRow(float* o, int rank_v) {
   for (int r = 0; r < rank_v; r += kLanes) Store(o + r, Zero());
 }
 
+// Attends to the sealed block at `entry`, which was found.
+KVL_INLINE void AttendCodes(const Panel& panel, const SealedBlocks& sealed, const std::byte* next,
+                            int entry, int first_row) {
+  const AttendParams& p = *panel.p;
+  Scratch* scratch = panel.scratch;
+  const int block = entry / kBlockSize, idx = block - sealed.run->first_block;
+  RoundQueries({panel.q, panel.q_stride}, panel.n_rows, sealed.view.k, p.is_exact,
+               &scratch->rounded);
+  AttendBlock(panel,
+              CodeBlock{.run = &sealed.view,
+                        .bytes = p.blocks[block],
+                        .numbers = scratch->numbers(),
+                        .small = scratch->small(),
+                        .is_exact = p.is_exact,
+                        .next = next,
+                        .block_idx = idx,
+                        .is_last = idx + 1 == sealed.run->n_blocks,
+                        .first_entry = entry},
+              first_row);
+}
+
 template <typename Row>
 void AttendPanel(const Panel& panel) {
   const AttendParams& p = *panel.p;
@@ -408,10 +430,7 @@ void AttendPanel(const Panel& panel) {
   constexpr bool kReadsCodes = sizeof(Row) == 2;  // F32 rows want F32 sums
   const int64_t key_elements = int64_t{kBlockSize} * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
-  if (kReadsCodes && p.packed != nullptr) {
-    RoundQueries({panel.q, panel.q_stride}, panel.n_rows, p.shape.rank_k,
-                 std::holds_alternative<HeadBits>(p.packed->storage), &scratch->rounded);
-  }
+  ForgetQueries(&scratch->rounded);
   int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
   for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end; entry += kBlockSize) {
     while (LimitOfRow(p, panel.first_row + Min(first_row + kTileRows, panel.n_rows) - 1) <= entry) {
@@ -425,11 +444,7 @@ void AttendPanel(const Panel& panel) {
                   BlockView<Row>{k, k + key_elements, reinterpret_cast<const Row*>(next), entry},
                   first_row);
     } else if (kReadsCodes && CodeBlock::Reads(sealed.view)) {
-      const int idx = block - sealed.run->first_block;
-      AttendBlock(panel,
-                  CodeBlock{&sealed.view, p.blocks[block], scratch->numbers(), next, idx,
-                            idx + 1 == sealed.run->n_blocks, entry},
-                  first_row);
+      if constexpr (kReadsCodes) AttendCodes(panel, sealed, next, entry, first_row);
     } else {
       const float* k = sealed.Expand(block);
       AttendBlock(panel, BlockView<float>{k, k + key_elements, nullptr, entry}, first_row);

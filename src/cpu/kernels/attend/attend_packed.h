@@ -21,6 +21,7 @@ struct CodeSegment {
   const float* values = nullptr;    // UnitValues
   const uint16_t* table = nullptr;  // UnitTable
   const int8_t* numbers = nullptr;  // UnitNumbers
+  const int8_t* small = nullptr;    // SmallUnitBytes; null above kSmallBits
 };
 
 // The exact entries of one side of a run. Those of block b end at ends[b * ends_step + ends_first]
@@ -58,7 +59,9 @@ struct PackedSideView {
   // and groups are not used.
   int n_segments = 0;
   CodeSegment segments[kSplitBits.size()] = {};
-  int n_coded = 0;  // channels of all segments, the first of `rank`; the others count as zero
+  int n_coded = 0;       // channels of all segments, the first of `rank`; the others count as zero
+  int n_wide = 0;        // of these, the first ones: those with more than kSmallBits bits
+  float small_step = 1;  // SmallStep, of the others
   // Where bits are split, whether codes of a token stand for numbers in units of its scale, a byte
   // of `scales` each (ScaleOfByte).
   bool has_token_scales = false;

@@ -36,10 +36,16 @@ void ListSegments(const BitSplit& split, const PackedSide& side, PackedSideView*
       segment.table = UnitTable(bits, unit);
       segment.numbers = UnitNumbers(bits, unit);
     }
+    if (bits <= kSmallBits) {
+      segment.small = SmallUnitBytes(bits, unit);
+    } else {
+      view->n_wide = first + n;
+    }
     first += n;
     offset += CodeBytes(kSplitBits[i], n);
   }
   view->n_coded = first;
+  view->small_step = SmallStep(unit);
   KVL_DCHECK(first <= view->rank);
 }
 

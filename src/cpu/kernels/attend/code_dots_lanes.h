@@ -16,6 +16,9 @@
 namespace kvlathe {
 namespace {
 
+// Rows whose queries are rounded together: those of a panel.
+constexpr int kMaxCodeRows = 64;
+
 // Rows of weights in even steps: a weight is number * unit.
 template <int kRows>
 struct CodeWeights {
@@ -99,9 +102,9 @@ KVL_INLINE void ScaleAndRoundWeights(const FloatRows& rows, int n, const float* 
   RoundInSteps({scaled[0], kMaxRank}, n, sizes, largest, to);
 }
 
-// --- Dots. The numbers of a side of a block, which were made of its codes once for all rows, lie as
-// K of a plain block does, [channel pair][token][2], and for V in columns of 16 channels, [column]
-// [token pair][16][2]. ---
+// --- Dots. The numbers of a side of a block, which were made of its codes once for all rows, lie
+// as K of a plain block does, [channel pair][token][2], and for V in columns of 16 channels,
+// [column] [token pair][16][2]. ---
 
 // The words of a pair of channels of K, and of a column of V.
 constexpr int kKeyPairWords = 2 * kBlockSize;
@@ -147,9 +150,8 @@ KVL_INLINE DotSums<kRows, kVecs> DotPairs(int n_pairs, const int16_t* weights, c
   for (int pair = 0; pair < n_pairs; pair += kPairsAtOnce) {
     Unroll<kPairsAtOnce>([&](auto i) KVL_PART {
       IntVec numbers[kVecs];
-      Unroll<kVecs>([&](auto v) KVL_PART {
-        numbers[v.value] = LoadWords(at(pair + i.value, v.value));
-      });
+      Unroll<kVecs>([&](auto v)
+                        KVL_PART { numbers[v.value] = LoadWords(at(pair + i.value, v.value)); });
       sums.Add(numbers, weights + 2 * (pair + i.value));
     });
   }
@@ -183,8 +185,7 @@ KVL_INLINE void DotChannels(const int16_t* numbers, const int16_t* weights, int 
   for (; channel + kVecs * kLanes <= end; channel += kVecs * kLanes) {
     const int16_t* first = numbers + channel / 16 * kColumnWords;
     use(channel, DotPairs<kRows, kVecs>(kBlockSize / 2, weights, [&](int pair, int v) KVL_PART {
-          return first + v / kColumnVecs * kColumnWords + 32 * pair +
-                 v % kColumnVecs * 2 * kLanes;
+          return first + v / kColumnVecs * kColumnWords + 32 * pair + v % kColumnVecs * 2 * kLanes;
         }));
   }
   if constexpr (kVecs > kColumnVecs) {

@@ -7,6 +7,7 @@
 
 #include "cpu/kernels/attend/attend_packed.h"
 #include "cpu/kernels/attend/attend_range.h"
+#include "cpu/kernels/attend/byte_dots_lanes.h"
 #include "cpu/kernels/attend/code_dots_lanes.h"
 #include "cpu/kernels/attend/line_reader_lanes.h"
 #include "cpu/kernels/attend/packed_lanes.h"
@@ -15,8 +16,6 @@
 namespace kvlathe {
 namespace {
 
-// Rows whose queries are rounded together.
-constexpr int kMaxCodeRows = 64;
 constexpr int kMaxFactors = 8;  // so many are added at a time
 
 // A sealed block, K and V.
@@ -24,11 +23,16 @@ struct CodeBlock {
   const PackedRunView* run;
   const std::byte* bytes;
   int16_t* numbers;       // of the side at work, for all rows (code_dots_lanes.h)
+  uint8_t* small;         // of its channels behind the wide ones (byte_dots_lanes.h)
+  bool is_exact;          // whether all channels are wide
   const std::byte* next;  // the block to fetch meanwhile, or null
   int block_idx;          // in its run
   bool is_last;           // of its run
   int first_entry;
 
+  int WideChannels(const PackedSideView& side) const {
+    return is_exact ? side.n_coded : side.n_wide;
+  }
   // How far `next` lies from here. If it is smaller than this block, what is fetched behind it goes
   // unused.
   int64_t ahead() const {
@@ -67,7 +71,12 @@ void ReadNumberScales(const PackedSideView& side, const std::byte* block, int bl
 // --- Scores: [kRows][kBlockSize], row r of q at r * q_stride. ---
 
 // The weights of all rows of a panel, for blocks that scale none of their channels.
-using PanelWeights = CodeWeights<kMaxCodeRows>;
+struct PanelWeights {
+  CodeWeights<kMaxCodeRows> wide;
+  SmallQueries small;
+  bool has_wide;
+  int small_channels[kSmallBits + 1];  // that `small` was made for: by bits, or n_wide for 0
+};
 
 template <int kRows>
 struct QueryRows {
@@ -76,14 +85,39 @@ struct QueryRows {
   int first;                    // of the panel's rows
 };
 
-KVL_LANES void RoundQueries(const FloatRows& q, int n_rows, int rank, bool has_units,
-                            PanelWeights* to) {
+KVL_LANES void RoundWideQueries(const FloatRows& q, int n_rows, const PackedSideView& side,
+                                CodeWeights<kMaxCodeRows>* to) {
+  const bool has_units = side.n_segments > 0;
   for (int r = 0; r < n_rows; ++r) {
     CodeWeights<1> row;
-    RoundWeights({q[r], 0}, rank, has_units ? kLargestUnitNumber : kLargestNumber, &row);
+    RoundWeights({q[r], 0}, side.rank, has_units ? kLargestUnitNumber : kLargestNumber, &row);
     __builtin_memcpy(to->numbers[r], row.numbers[0], sizeof(row.numbers[0]));
     to->units[r] = has_units ? kUnitNumberStep * row.units[0] : row.units[0];
   }
+}
+
+KVL_LANES void ForgetQueries(PanelWeights* weights) {
+  weights->has_wide = false;
+  weights->small_channels[0] = -1;
+}
+
+// Rounds the queries of a panel for the keys of a run, unless they are so already. All runs of a
+// head have split bits, or none has.
+KVL_LANES void RoundQueries(const FloatRows& q, int n_rows, const PackedSideView& side,
+                            bool is_exact, PanelWeights* to) {
+  if (!to->has_wide) {
+    RoundWideQueries(q, n_rows, side, &to->wide);
+    to->has_wide = true;
+  }
+  if (side.n_segments == 0 || is_exact || side.n_wide == side.n_coded) return;
+  int channels[kSmallBits + 1] = {side.n_wide};
+  for (int i = 0; i < side.n_segments; ++i) {
+    if (side.segments[i].bits <= kSmallBits)
+      channels[side.segments[i].bits] = side.segments[i].n_channels;
+  }
+  if (__builtin_memcmp(channels, to->small_channels, sizeof(channels)) == 0) return;
+  __builtin_memcpy(to->small_channels, channels, sizeof(channels));
+  RoundSmallQueries(q, n_rows, side, side.n_wide, &to->small);
 }
 
 // Multiplies scores with the scales of their tokens.
@@ -113,15 +147,43 @@ KVL_INLINE void StoreScores(const DotSums<kRows, kVecs>& sums, int token, const 
   });
 }
 
+// Adds them.
+template <int kRows, int kVecs>
+KVL_INLINE void AddScores(const DotSums<kRows, kVecs>& sums, int token, const float* units,
+                          const float* constants, float* scores) {
+  Unroll<kRows>([&](auto r) KVL_PART {
+    const Vec unit = Set1(units[r.value]), constant = Set1(constants[r.value]);
+    Unroll<kVecs>([&](auto v) KVL_PART {
+      float* score = scores + r.value * kBlockSize + token + kLanes * v.value;
+      Store(score, Fma(ToFloats(sums.of[r.value][v.value]), unit, Load(score) + constant));
+    });
+  });
+}
+
 template <int kRows>
 void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
   constexpr float kNoConstants[kRows] = {};
-  const float* units = rows.rounded->units + rows.first;
-  DotTokens<kRows>(block.numbers, side.n_coded / 2, rows.rounded->numbers[rows.first], 0,
-                   kBlockSize, [&](int token, const auto& sums) KVL_PART {
-                     StoreScores(sums, token, units, kNoConstants, scores);
-                   });
+  const int n_wide = block.WideChannels(side), n_small = side.n_coded - n_wide;
+  const CodeWeights<kMaxCodeRows>& wide = rows.rounded->wide;
+  if (n_wide > 0 || n_small == 0) {
+    DotTokens<kRows>(block.numbers, n_wide / 2, wide.numbers[rows.first], 0, kBlockSize,
+                     [&](int token, const auto& sums) KVL_PART {
+                       StoreScores(sums, token, wide.units + rows.first, kNoConstants, scores);
+                     });
+  }
+  if (n_small > 0) {
+    const SmallQueries& small = rows.rounded->small;
+    const float *units = small.units + rows.first, *constants = small.constants + rows.first;
+    DotSmallTokens<kRows>(block.small, n_small, small.bytes[rows.first],
+                          [&](int token, const auto& sums) KVL_PART {
+                            if (n_wide > 0) {
+                              AddScores(sums, token, units, constants, scores);
+                            } else {
+                              StoreScores(sums, token, units, constants, scores);
+                            }
+                          });
+  }
   if (side.has_token_scales) ScaleScores<kRows>(side, block.bytes, scores);
 }
 
@@ -139,9 +201,8 @@ void ScoreByChannel(const CodeBlock& block, const ScaleTable& table, const Query
     float constants[kRows];
     ScaleAndRoundWeights(rows.q, side.rank, scales, minima, kLargestNumber, &weights, constants);
     DotTokens<kRows>(block.numbers, side.rank / 2, weights.numbers[0], first, first + n_tokens,
-                     [&](int token, const auto& sums) KVL_PART {
-                       StoreScores(sums, token, weights.units, constants, scores);
-                     });
+                     [&](int token, const auto& sums)
+                         KVL_PART { StoreScores(sums, token, weights.units, constants, scores); });
   }
 }
 
@@ -149,8 +210,8 @@ template <int kRows>
 void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRows<kRows>& rows,
                   float* scores) {
   const PackedSideView& side = block.run->k;
-  const int16_t* weights = rows.rounded->numbers[rows.first];
-  const float* units = rows.rounded->units + rows.first;
+  const int16_t* weights = rows.rounded->wide.numbers[rows.first];
+  const float* units = rows.rounded->wide.units + rows.first;
   for (int i = 0; i < kRows * kBlockSize; i += kLanes) Store(scores + i, Zero());
   for (int first = 0; first < side.rank; first += side.group) {
     const int n = Min(side.group, side.rank - first);
@@ -162,20 +223,20 @@ void ScoreByToken(const CodeBlock& block, const ScaleTable& table, const QueryRo
       for (int i = first; i < first + n; i += kLanes) total = total + Load(rows.q[r] + i);
       totals[r] = SumOfLanes(total);
     }
-    DotTokens<kRows>(
-        block.numbers + first / 2 * kKeyPairWords, n / 2, weights + first, 0, kBlockSize,
-        [&](int token, const auto& sums) KVL_PART {
-          constexpr int kVecs = sizeof(sums.of[0]) / sizeof(IntVec);
-          Unroll<kRows>([&](auto r) KVL_PART {
-            Unroll<kVecs>([&](auto v) KVL_PART {
-              const int t = token + kLanes * v.value;
-              float* score = scores + r.value * kBlockSize + t;
-              const Vec sum = Fma(ToFloats(sums.of[r.value][v.value]) * Set1(units[r.value]),
-                                  Load(scales + t), Load(score));
-              Store(score, Fma(Set1(totals[r.value]), Load(minima + t), sum));
-            });
-          });
-        });
+    DotTokens<kRows>(block.numbers + first / 2 * kKeyPairWords, n / 2, weights + first, 0,
+                     kBlockSize, [&](int token, const auto& sums) KVL_PART {
+                       constexpr int kVecs = sizeof(sums.of[0]) / sizeof(IntVec);
+                       Unroll<kRows>([&](auto r) KVL_PART {
+                         Unroll<kVecs>([&](auto v) KVL_PART {
+                           const int t = token + kLanes * v.value;
+                           float* score = scores + r.value * kBlockSize + t;
+                           const Vec sum =
+                               Fma(ToFloats(sums.of[r.value][v.value]) * Set1(units[r.value]),
+                                   Load(scales + t), Load(score));
+                           Store(score, Fma(Set1(totals[r.value]), Load(minima + t), sum));
+                         });
+                       });
+                     });
   }
 }
 
@@ -368,6 +429,14 @@ void ReadNumbers(const CodeBlock& block) {
   }
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
+    const int n_wide = block.WideChannels(side);
+    if (segment.first >= n_wide) {
+      const int channel = segment.first - n_wide;
+      ReadSmall<kIsKey>(
+          segment, block.bytes, block.ahead(),
+          block.small + (kIsKey ? channel / 4 * kKeyQuadBytes : channel / 16 * kColumnBytes));
+      continue;
+    }
     WithReader(segment, [&](const auto& reader) KVL_PART {
       read(reader, segment.codes, segment.first, segment.n_channels);
     });
@@ -410,8 +479,8 @@ KVL_INLINE void StoreValues(const ValueRows<kRows>& rows, const DotSums<kRows, k
   Unroll<kRows>([&](auto r) KVL_PART {
     Unroll<kVecs>([&](auto v) KVL_PART {
       float* o = rows.o + r.value * rows.o_stride + channel + kLanes * v.value;
-      const Vec sum = Fma(ToFloats(sums.of[r.value][v.value]), Set1(units[r.value]),
-                          Set1(constants[r.value]));
+      const Vec sum =
+          Fma(ToFloats(sums.of[r.value][v.value]), Set1(units[r.value]), Set1(constants[r.value]));
       Store(o, Fma(Set1(rows.states[r.value].shrink), Load(o), sum));
     });
   });
@@ -423,27 +492,56 @@ KVL_INLINE void AddChannels(const CodeBlock& block, int begin, int end,
                             const CodeWeights<kRows>& weights, const float* constants,
                             const ValueRows<kRows>& rows) {
   DotChannels<kRows>(block.numbers, weights.numbers[0], begin, end,
-                     [&](int channel, const auto& sums) KVL_PART {
-                       StoreValues(rows, sums, channel, weights.units, constants);
-                     });
+                     [&](int channel, const auto& sums)
+                         KVL_PART { StoreValues(rows, sums, channel, weights.units, constants); });
+}
+
+// Multiplies probabilities with the scales of their tokens.
+template <int kRows>
+KVL_INLINE void ScaleProbs(const CodeBlock& block, const float* probs,
+                           float (&scaled)[kRows][kBlockSize], WeightSizes<kRows>* sizes) {
+  const PackedSideView& side = block.run->v;
+  alignas(64) float scales[kBlockSize];
+  if (side.has_token_scales) ReadUnitScales(side, block.bytes, scales);
+  for (int t = 0; t < kBlockSize; t += kLanes) {
+    const Vec scale = side.has_token_scales ? Load(scales + t) : Set1(1);
+    Unroll<kRows>([&](auto r) KVL_PART {
+      const Vec weight = Load(probs + r.value * kBlockSize + t) * scale;
+      Store(scaled[r.value] + t, weight);
+      sizes->Add(r.value, weight);
+    });
+  }
 }
 
 template <int kRows>
 void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
   const PackedSideView& side = block.run->v;
-  CodeWeights<kRows> weights;
-  float constants[kRows] = {};
-  const FloatRows probs = {rows.probs, kBlockSize};
-  if (side.has_token_scales) {
-    alignas(64) float scales[kBlockSize], minima[kBlockSize] = {};
-    ReadUnitScales(side, block.bytes, scales);
-    ScaleAndRoundWeights(probs, kBlockSize, scales, minima, kLargestUnitNumber, &weights,
-                         constants);
-  } else {
-    RoundWeights(probs, kBlockSize, kLargestUnitNumber, &weights);
+  const int n_wide = block.WideChannels(side);
+  constexpr float kNoConstants[kRows] = {};
+  alignas(64) float scaled[kRows][kBlockSize];
+  WeightSizes<kRows> sizes;
+  ScaleProbs(block, rows.probs, scaled, &sizes);
+  const FloatRows probs = {scaled[0], kBlockSize};
+  if (n_wide > 0) {
+    CodeWeights<kRows> weights;
+    RoundInSteps(probs, kBlockSize, sizes, kLargestUnitNumber, &weights);
+    for (float& unit : weights.units) unit *= kUnitNumberStep;
+    AddChannels(block, 0, n_wide, weights, kNoConstants, rows);
   }
-  for (float& unit : weights.units) unit *= kUnitNumberStep;
-  AddChannels(block, 0, side.n_coded, weights, constants, rows);
+  if (n_wide < side.n_coded) {
+    SmallProbs<kRows> weights;
+    RoundSmallProbs(probs, sizes, side.small_step, &weights);
+    for (int i = 0; i < side.n_segments; ++i) {
+      const CodeSegment& segment = side.segments[i];
+      if (segment.first < n_wide) continue;
+      const auto& of = segment.bits == 1 ? weights.of_far : weights.of_near;
+      DotSmallChannels<kRows>(block.small + (segment.first - n_wide) / 16 * kColumnBytes, of[0], 0,
+                              segment.n_channels, [&](int channel, const auto& sums) KVL_PART {
+                                StoreValues(rows, sums, segment.first + channel, weights.units,
+                                            kNoConstants);
+                              });
+    }
+  }
   for (int channel = side.n_coded; channel < side.rank; channel += kLanes) {
     Unroll<kRows>([&](auto r) KVL_PART {
       float* o = rows.o + r.value * rows.o_stride + channel;

@@ -193,9 +193,9 @@ KVL_INLINE void WithReader(const CodeSegment& segment, const F& f) {
 }
 
 // Calls f(pair, line, part, numbers) with every vector of numbers of `n_channels` channels whose
-// codes begin at `codes`: part `part` of a line of K, 16 tokens from 16 `line` on of the pair `pair`
-// of channels, or of V, 16 channels from 16 `line` on of the pair `pair` of tokens. Meanwhile what
-// lies `ahead` bytes behind the codes is fetched.
+// codes begin at `codes`: part `part` of a line of K, 16 tokens from 16 `line` on of the pair
+// `pair` of channels, or of V, 16 channels from 16 `line` on of the pair `pair` of tokens.
+// Meanwhile what lies `ahead` bytes behind the codes is fetched.
 template <bool kIsKey, typename Reader, typename F>
 KVL_INLINE void ForEachVectorOf(const Reader& reader, const std::byte* codes, int n_channels,
                                 int64_t ahead, const F& f) {
@@ -237,9 +237,8 @@ KVL_INLINE void ForEachVector(const PackedSideView& side, const std::byte* block
       ForEachVectorOf<kIsKey>(
           reader, block + segment.codes, segment.n_channels, 0,
           [&](int pair, int line, int part, IntVec numbers) KVL_PART {
-            const int64_t at =
-                kIsKey ? int64_t{kBlockSize} * (segment.first + 2 * pair) + 32 * line
-                       : 2 * (int64_t{pair} * side.rank + segment.first + 16 * line);
+            const int64_t at = kIsKey ? int64_t{kBlockSize} * (segment.first + 2 * pair) + 32 * line
+                                      : 2 * (int64_t{pair} * side.rank + segment.first + 16 * line);
             f(at + 2 * kLanes * part, numbers);
           });
     });

@@ -26,7 +26,6 @@ KVL_LANES IntVec ShiftLeftBy(IntVec x) {
   return _mm512_slli_epi16(x, kBits);
 }
 KVL_LANES IntVec SetBytes(int x) { return _mm512_set1_epi8(static_cast<char>(x)); }
-KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm512_add_epi8(a, b); }
 KVL_LANES void StoreBytes(void* p, IntVec x) { _mm512_store_si512(p, x); }
 KVL_LANES Vec FromExponents(IntVec e) {
   const IntVec normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
@@ -66,7 +65,6 @@ KVL_LANES IntVec ShiftLeftBy(IntVec x) {
   return _mm256_slli_epi16(x, kBits);
 }
 KVL_LANES IntVec SetBytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
-KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm256_add_epi8(a, b); }
 KVL_LANES void StoreBytes(void* p, IntVec x) { _mm256_store_si256(static_cast<__m256i*>(p), x); }
 KVL_LANES Vec FromExponents(IntVec e) {
   const IntVec normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
