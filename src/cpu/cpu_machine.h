@@ -24,6 +24,8 @@ class CpuMachine : public Machine {
 
   // Rows meet weights in blocks as they are, in place of integers of 8 bits.
   void set_exact_rows(bool exact) { backend_.set_exact_rows(exact); }
+  // Queries and probabilities meet codes of few bits as they are, in place of integers of 7 bits.
+  void set_exact_attention(bool exact) { backend_.set_exact_attention(exact); }
 
   Device& memory() override { return *memory_; }
   Residents& residents() override { return residents_; }

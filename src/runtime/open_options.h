@@ -46,6 +46,8 @@ struct OpenOptions {
   // Products with weights in blocks do not round rows to 8 bits: slower, and what caches are
   // compared with.
   bool exact_rows = false;
+  // Attention does not round queries and probabilities to 7 bits where they meet codes of few bits.
+  bool exact_attention = false;
   Schedule schedule = Schedule::kBalanced;
   int ctx_size = 0;            // positions, at most the model's; 0: the model's
   int n_threads = 0;           // workers; 0: as many as processors

@@ -106,10 +106,12 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
       options_.progress("loading " + options_.model, fraction);
     };
   }
-  KVL_ASSIGN_OR_RETURN(
-      auto weights,
-      ModelWeights::Load(config_, NumberTypesOf(options_), std::move(source),
-                         MakeMachine(threads_.get(), isa_, options_.exact_rows), progress));
+  KVL_ASSIGN_OR_RETURN(auto weights,
+                       ModelWeights::Load(config_, NumberTypesOf(options_), std::move(source),
+                                          MakeMachine(threads_.get(), isa_,
+                                                      {.weights = options_.exact_rows,
+                                                       .attention = options_.exact_attention}),
+                                          progress));
   weights_ = std::move(weights);
   if (!options_.weights.has_value()) NoteRemadeWeights();
   // Weights in blocks are multiplied in integers, which every processor has.

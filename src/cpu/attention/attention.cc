@@ -26,6 +26,7 @@ const std::byte* RowAt(const void* rows, int64_t row, int64_t stride, DType row_
 struct AttentionRun {
   float sm_scale = 1;
   bool is_deterministic = false;
+  bool is_exact = false;
 };
 
 // Scores of the rows of an item; null where none are wanted.
@@ -53,6 +54,7 @@ AttendParams BlockParams(const HeadJob& job, const JobAddresses& at, const WorkI
           .window = WindowOf(job.window),
           .sm_scale = run.sm_scale,
           .is_deterministic = run.is_deterministic,
+          .is_exact = run.is_exact,
           .o = partial.o,
           .o_stride = job.output_width(),
           .row_max = partial.row_max,
@@ -165,6 +167,7 @@ struct Attention::State {
   CpuDevice* memory;
   const CpuResidents& residents;
   bool is_deterministic = false;
+  bool is_exact = false;
   Planner planner;
   const EntryScoreKernels& score_kernels;
   std::vector<JobSize> sizes;
@@ -246,7 +249,7 @@ void Attention::State::RunItems(int worker_id) {
         is_part ? workspace.as<float>() + item.partial_offset : item_floats, n_rows, width);
     const ScoreRows item_scores = ScoresOf(item, worker_id);
     const AttendParams params =
-        BlockParams(job, at, item, {sm_scale, is_deterministic}, partial, item_scores);
+        BlockParams(job, at, item, {sm_scale, is_deterministic, is_exact}, partial, item_scores);
     if (width >
         job.latents.output_width(job.shape.rank_v)) {  // what entries of blocks do not write
       std::fill_n(partial.o, int64_t{n_rows} * width, 0.0f);
@@ -324,6 +327,8 @@ Attention::Attention(ThreadPool* pool, Isa isa, CpuDevice* memory, const CpuResi
 Attention::~Attention() = default;
 
 void Attention::set_deterministic(bool deterministic) { state_->is_deterministic = deterministic; }
+
+void Attention::set_exact(bool exact) { state_->is_exact = exact; }
 
 Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
   State& s = *state_;

@@ -31,6 +31,8 @@ class Attention {
   // that depend on the rest of the batch and on the number of workers, so it gives way to kLpt; AMX
   // gives way to AVX-512, whose arithmetic on a row does not depend on the rows beside it.
   void set_deterministic(bool deterministic);
+  // With true, codes of few bits are not multiplied as bytes (AttendParams::is_exact).
+  void set_exact(bool exact);
   // Runs all jobs of one layer. sm_scale is 1 / sqrt(the model's head_dim), whatever the rank. The
   // error is kResourceExhausted when the system has no memory for partial results or scores, and
   // then nothing was computed.

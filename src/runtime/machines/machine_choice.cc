@@ -4,9 +4,10 @@
 
 namespace kvlathe {
 
-std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa, bool exact_rows) {
+std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa, const ExactProducts& exact) {
   auto machine = std::make_shared<CpuMachine>(pool, isa);
-  machine->set_exact_rows(exact_rows);
+  machine->set_exact_rows(exact.weights);
+  machine->set_exact_attention(exact.attention);
   return machine;
 }
 

@@ -9,9 +9,15 @@
 
 namespace kvlathe {
 
+// Which products do not round one of their sides to bytes.
+struct ExactProducts {
+  bool weights = false;    // rows that meet weights in blocks
+  bool attention = false;  // queries and probabilities that meet codes of few bits
+};
+
 // The processors of this computer: the workers of `pool`, which outlives the machine, with the
-// kernels of `isa`. With `exact_rows` products with weights in blocks do not round rows to 8 bits.
-std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa, bool exact_rows = false);
+// kernels of `isa`.
+std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa, const ExactProducts& exact = {});
 // With the best instruction set that this computer has, or the one that KVLATHE_ISA names.
 // kInvalidArgument where that is unknown or not there.
 StatusOr<std::shared_ptr<Machine>> MakeMachine(ThreadPool* pool);

@@ -19,9 +19,20 @@
 namespace kvlathe {
 namespace {
 
+struct Kernels {
+  const AttendKernels& kernels;
+  DType type;
+  bool is_exact = true;
+  double tolerance() const {
+    if (type == DType::kF32) return 1e-5;
+    return is_exact ? 6e-3 : 4e-2;
+  }
+};
+
 // Attention over the run and the plain entries behind it: the literal one of the decoded values.
-void CheckAttention(const SplitHead& head, const AttendKernels& kernels, DType type, int n_tokens,
-                    int group, const std::string& what) {
+void CheckAttention(const SplitHead& head, const Kernels& of, int n_tokens, int group,
+                    const std::string& what) {
+  const DType type = of.type;
   SplitProblem p(head, type, 11);
   ASSERT_TRUE(p.Seal(AvailableIsas().back()).ok());
   p.UsePacked();
@@ -49,7 +60,8 @@ void CheckAttention(const SplitHead& head, const AttendKernels& kernels, DType t
   params.o_stride = p.shape.rank_v;
   params.row_max = row_max.data();
   params.row_sum = row_sum.data();
-  kernels.attend(params, scratch.data());
+  params.is_exact = of.is_exact;
+  of.kernels.attend(params, scratch.data());
 
   std::vector<double> k(p.k.begin(), p.k.end()), v(p.v.begin(), p.v.end());
   if (head.lowrank == 0) {
@@ -89,7 +101,7 @@ void CheckAttention(const SplitHead& head, const AttendKernels& kernels, DType t
       square += want * want;
     }
   }
-  EXPECT_LT(std::sqrt(error / square), type == DType::kF32 ? 1e-5 : 6e-3) << what;
+  EXPECT_LT(std::sqrt(error / square), of.tolerance()) << what;
 }
 
 TEST(SplitBits, AttentionIsThatOfTheDecodedValues) {
@@ -100,20 +112,23 @@ TEST(SplitBits, AttentionIsThatOfTheDecodedValues) {
       head.has_coded_rows = kind == 2;
       for (const int n_tokens : {1, 2, 9, 33}) {
         for (const int group : {1, 3, 4}) {
-          const auto check = [&](const AttendKernels& kernels, DType type, std::string name) {
+          const auto check = [&](const Kernels& of, std::string name) {
             CheckAttention(
-                head, kernels, type, n_tokens, group,
-                fmt::format("{} {} tokens {} group {} rank {} lowrank {} coded {}", name,
-                            DTypeName(type), n_tokens, group, SumOfChannels(head.k_channels),
-                            lowrank, head.has_coded_rows));
+                head, of, n_tokens, group,
+                fmt::format("{} {} exact {} tokens {} group {} rank {} lowrank {} coded {}", name,
+                            DTypeName(of.type), of.is_exact, n_tokens, group,
+                            SumOfChannels(head.k_channels), lowrank, head.has_coded_rows));
           };
           for (const Isa isa : AvailableIsas()) {
             for (const DType type : {DType::kBf16, DType::kF32}) {
-              check(GetAttendKernels(isa, type), type, std::string(IsaName(isa)));
+              check({GetAttendKernels(isa, type), type}, std::string(IsaName(isa)));
+            }
+            if (isa == Isa::kAvx2) {
+              check({GetAttendKernels(isa, DType::kBf16), DType::kBf16, false}, "AVX2 bytes");
             }
           }
           if (HasBf16Dots(AvailableIsas().back())) {
-            check(kAttendEmulatedTiles, DType::kBf16, "emulated AMX");
+            check({kAttendEmulatedTiles, DType::kBf16}, "emulated AMX");
           }
         }
       }
