@@ -44,7 +44,7 @@ StatusOr<QkProjection> ModelWeights::FoldQueriesAndKeys(int layer_idx, const Mod
   std::vector<float> folded(n_rows * hidden);
   QkProjection p;
   std::vector<float> folded_bias(n_rows);
-  const WeightType type = FoldedType(names_.qk(layer_idx).front(), hidden);
+  const WeightType type = FoldedType(names_.qk(layer_idx).front());
   KVL_ASSIGN_OR_RETURN(p.qk, Weight::Create(residents(), n_rows, hidden, type));
   pool->Run([&](int worker_id) {
     const Range heads = ShareOf(n_all, 1, worker_id, pool->n_workers());

@@ -203,10 +203,10 @@ StatusOr<ValueProjection> ModelWeights::WholeValues(int layer_idx, ThreadPool* p
   return p;
 }
 
-WeightType ModelWeights::FoldedType(const Projection& whole, int64_t n_in) const {
+WeightType ModelWeights::FoldedType(const Projection& whole) const {
   const WeightType type = reader_.TypeOf({whole}, types_);
   // A fold makes new numbers: what was rounded to few bits is not rounded so again.
-  return HasBlocks(type) ? FittingType(WeightType::kQ8_0, n_in, types_.dense_weights()) : type;
+  return HasBlocks(type) ? types_.dense_weights() : type;
 }
 
 StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelBasis& basis,
@@ -219,12 +219,14 @@ StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelB
   ValueProjection p;
   KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
   const int64_t v_rows = v_offset.back(), hidden = c.hidden_dim;
-  const WeightType v_type = FoldedType(names_.v(layer_idx), hidden);
+  const WeightType v_type = FoldedType(names_.v(layer_idx));
   KVL_ASSIGN_OR_RETURN(p.v, Weight::Create(residents(), v_rows, hidden, v_type));
-  const int64_t o_columns =
-      KeepsOutputs(basis) ? int64_t{c.n_heads} * c.head_dim : v_rows * c.gqa_group();
-  const WeightType o_type = FoldedType(names_.o(layer_idx), o_columns);
-  KVL_ASSIGN_OR_RETURN(p.o, Weight::Create(residents(), hidden, o_columns, o_type));
+  if (KeepsOutputs(basis)) {
+    KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, types_, residents(), pool));
+  } else {
+    KVL_ASSIGN_OR_RETURN(p.o, Weight::Create(residents(), hidden, v_rows * c.gqa_group(),
+                                             FoldedType(names_.o(layer_idx))));
+  }
   KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, basis, v_offset, pool, &p, &biases));
   KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, basis, v_offset, pool, &p, &biases));
   KVL_ASSIGN_OR_RETURN(p.v_bias, Upload(std::move(biases.v)));
@@ -300,14 +302,14 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
   const int64_t d = config_.head_dim, group = config_.gqa_group();
   const int64_t o_full = config_.n_heads * d, o_columns = p->o.n_in();
   const bool is_folded = !KeepsOutputs(basis);
+  if (!is_folded && !HasValueOffset(basis, layer_idx)) return OkStatus();
   const int n_joined = HeadsPerMap(basis.keys);
   if (HasValueOffset(basis, layer_idx)) biases->o.resize(config_.hidden_dim);
   return reader_.ForRowGroups(
       names_.o(layer_idx), pool, [&](int64_t first, int64_t n, const float* rows) {
-        std::vector<float> folded(n * o_columns);
+        std::vector<float> folded(is_folded ? n * o_columns : 0);
         const ConstMap from(rows, n, o_full);
-        Eigen::Map<RowMatrix> to(folded.data(), n, o_columns);
-        if (!is_folded) to = from;
+        Eigen::Map<RowMatrix> to(folded.data(), is_folded ? n : 0, o_columns);
         // Column by column: Eigen's order of sums along rows hangs on how many columns there are,
         // and a column is to have the same bits at every rank.
         Eigen::MatrixXf of_head;
@@ -325,7 +327,7 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
           Eigen::Map<RowMatrix>(&biases->o[first], n, 1) +=
               from.middleCols(h * d, d) * ConstMap(offset.data() + g % n_joined * d, d, 1);
         }
-        WriteFloats(first, n, folded.data(), &p->o);
+        if (is_folded) WriteFloats(first, n, folded.data(), &p->o);
       });
 }
 

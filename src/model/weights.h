@@ -127,8 +127,8 @@ class ModelWeights {
   StatusOr<Resident<TableId>> AddTable(const std::string& name, int64_t n_rows);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   Status LoadNorms(int layer_idx);
-  // Of what a basis is folded into, with n_in inputs: 8 bits where the matrix has fewer.
-  WeightType FoldedType(const Projection& whole, int64_t n_in) const;
+  // Of what a basis is folded into: dense where the matrix has blocks.
+  WeightType FoldedType(const Projection& whole) const;
   StatusOr<ValueProjection> WholeValues(int layer_idx, ThreadPool* pool);
   StatusOr<ValueProjection> FoldedValues(int layer_idx, const ModelBasis& basis, ThreadPool* pool);
   StatusOr<ValueBiases> ReadValueBiases(int layer_idx);

@@ -1,4 +1,4 @@
-// Weights in blocks, in whole models: what a file stores in blocks is kept, folds are of 8 bits,
+// Weights in blocks, in whole models: what a file stores in blocks is kept, folds are dense,
 // and rows that are rounded to 8 bits change predictions by little.
 //
 // KVLATHE_WEIGHTS_MODEL names a GGUF file that is measured too, with lines on standard output.
@@ -32,7 +32,7 @@ const char kNano[] = KVLATHE_SOURCE_DIR "/models/lathe-nano";
 LoadedModel Load(const std::string& model, const NumberTypes& types, bool exact_rows) {
   const Isa isa = AvailableIsas().back();
   return LoadModel(model, types, isa, nullptr, 0, 1024,
-                   [&](ThreadPool* pool) { return MakeMachine(pool, isa, exact_rows); });
+                   [&](ThreadPool* pool) { return MakeMachine(pool, isa, {.weights = exact_rows}); });
 }
 
 std::vector<int> NanoText(int n) {
@@ -163,8 +163,8 @@ TEST(WeightPathsTest, PartsInDifferentBlocksBecomeQ8_0AndAreCounted) {
   EXPECT_EQ(reader.TypeOf({Whole("a")}, dense), WeightType::kBf16);
 }
 
-// Maps are folded in F32 and kept in 8 bits, whatever the matrix itself has: twice as many as Q4_0.
-TEST(WeightPathsTest, FoldsAreOf8Bits) {
+// Maps are folded in F32 and kept in 16 bits, whatever the matrix itself has.
+TEST(WeightPathsTest, FoldsAreDense) {
   const std::string directory = testing::FreshDirectory("folded_blocks");
   const testing::ReferenceModel model = testing::WriteRandomModel(
       {.hidden = 128, .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .ffn = 128}, directory, 3);
@@ -177,8 +177,8 @@ TEST(WeightPathsTest, FoldsAreOf8Bits) {
   ASSERT_TRUE(whole.ok() && folded.ok());
   EXPECT_EQ((*whole)->v.type(), WeightType::kQ4_0);
   EXPECT_EQ((*whole)->o.type(), WeightType::kQ4_0);
-  EXPECT_EQ((*folded)->v.type(), WeightType::kQ8_0);
-  EXPECT_EQ((*folded)->o.type(), WeightType::kQ8_0);
+  EXPECT_EQ((*folded)->v.type(), WeightType::kBf16);
+  EXPECT_EQ((*folded)->o.type(), WeightType::kBf16);
   std::filesystem::remove_all(directory);
 }
 
