@@ -147,6 +147,7 @@ def wait_for(pid):
 
 def be_first_process(limits, prefix, report):
     """Process 1 of the namespace, with which all others end. It starts the program and waits for it."""
+    end_with_parent()  # and once more, since who changes users forgets it
     enter_new_root(prefix)
     become_nobody()
     end_with_parent()
@@ -154,8 +155,8 @@ def be_first_process(limits, prefix, report):
     if child == 0:
         guarded(report, run_program, limits, prefix, report)
     status = wait_for(child)
-    if status == -signal.SIGXCPU or status == -signal.SIGKILL:
-        say(report, {"killed": "the limit of processor time" if status == -signal.SIGXCPU else "SIGKILL"})
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        say(report, {"killed": "its processor time is used up"})
     elif status != 0:
         say(report, {"error": f"ended by {signal.Signals(-status).name}" if status < 0 else f"left with status {status}"})
     else:
