@@ -57,13 +57,13 @@ def model_path(root, model):
     return str(absolute.relative_to(root)) if absolute.is_relative_to(root) else str(absolute)
 
 
-def setup_of(root, program, name):
-    """What is measured depends on the model: its context, and whether it comes with kvlathe and a text of its own."""
+def setup_of(root, program, name, n_bytes):
+    """What is measured depends on the model: its bytes, its context, and whether it comes with kvlathe and a text of its own."""
     sample = root / program.model / "sample.txt"
     embedded = not program.model.startswith("/") and sample.exists()
     shape = measure.json.loads(program.output(["inspect", "-m", program.model, "--kv", "none", "--json"]))["model"]
     return plan.Setup(model=program.model, context=shape["max_seq_len"], data=program.data, work=f"build/results/{name}",
-                      embedded_text=f"{program.model}/sample.txt" if embedded else None)
+                      embedded_text=f"{program.model}/sample.txt" if embedded else None, n_bytes=n_bytes)
 
 
 def available(parts, setup, only, say):
@@ -99,7 +99,7 @@ def run_verb(options, say):
     if not options.list:
         commit, is_dirty = provenance.commit_of(root, options.commit, options.allow_dirty)
         program.keep_copy(f"build/results/{name}")
-    setup = setup_of(root, program, name)
+    setup = setup_of(root, program, name, facts["bytes"])
     store.model = {**facts, "context": setup.context, "embedded": bool(setup.embedded_text)}
     parts = available(plan.parts_of(setup), setup, options.only, say)
     if options.list:

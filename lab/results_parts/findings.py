@@ -49,7 +49,7 @@ def kept_block(view):
         header += ["tasks with 99% of the score", "tasks within one error", "which are not"]
     rows = []
     for kv in [*view.specs(main), *more]:
-        if kv == "none" or kv not in (*plan.MAIN, *plan.SMALL):
+        if kv == "none" or kv not in plan.main_specs(view.setup):
             continue
         of_main = row_on_text(view, main.name, kv)
         row = [code(kv), figure(of_main, "size"), *(kl_verdict(row_on_text(view, part.name, kv)) for part in texts)]
@@ -81,6 +81,10 @@ def rivals(view, part, kv):
     size = view.row(part.name, kv)["kv_fraction"]
     rows = ((other, view.row(part.name, other)) for other in view.specs(part) if "lathe" not in other and other != "none")
     return [(other, row) for other, row in rows if row["kv_fraction"] <= SAME_SIZE * size]
+
+
+def has_lathe(view):
+    return any(is_lathe(kv) for part in view.measured_parts() for kv in view.specs(part))
 
 
 def beaten_block(view):

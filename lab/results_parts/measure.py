@@ -1,9 +1,14 @@
 """Measures what a results file lacks, one program call for each part and spec, and can be stopped at any time."""
 
 import json
+import os
 import pathlib
+import shlex
 import time
 from dataclasses import dataclass
+
+from pass_at_1_parts import programs, scores
+from pass_at_1_parts.sandbox import Sandbox, SandboxError
 
 from . import plan, prepare
 from .program import CallFailed
@@ -39,7 +44,9 @@ class Cell:
 
     def template(self, program):
         """The command as it is recorded, {kv} for the spec: `none` has one of its own, as a baseline."""
-        return program.shown(self.part.command("none" if self.kv == "none" else "{kv}"))
+        kv = "none" if self.kv == "none" else "{kv}"
+        judging = program.hide_paths(shlex.join(self.part.judging(kv)))
+        return program.shown(self.part.command(kv)) + (f" && {judging}" if judging else "")
 
 
 def find_row(output, kv):
@@ -52,8 +59,13 @@ def find_row(output, kv):
     rows = [row for row in found if row.get("kv") == kv]
     if not rows:
         raise CallFailed("the program printed no row for the spec")
+    return kept_of(rows[-1], kv)
+
+
+def kept_of(row, kv):
+    """The fields that are recorded."""
     dropped = NOT_KEPT if kv == "none" else NOT_KEPT + OF_TASK
-    return {key: value for key, value in rows[-1].items() if key not in dropped}
+    return {key: value for key, value in row.items() if key not in dropped}
 
 
 class Measurement:
@@ -105,15 +117,14 @@ class Measurement:
         """Measures all that is to be done; returns how many failed."""
         tried, failed, pending = set(), 0, self.pending()
         while pending:
-            cell = pending[0]
-            tried.add(cell.key)
-            begin = time.monotonic()
-            what = self.measure(cell)
-            failed += what.startswith("failed")
+            part = pending[0].part
+            cells = [cell for cell in pending if cell.part is part][:part.n_together]
+            tried |= {cell.key for cell in cells}
+            outcomes = self.measure(cells)
+            failed += sum(what.startswith("failed") for _, what in outcomes.values())
             pending = [other for other in self.pending() if other.key not in tried and not self.lacks_baseline(other, tried)]
-            n_done = len(tried)
-            self.say(f"{n_done}/{n_done + len(pending)} {cell.part.name} {cell.kv}: {time.monotonic() - begin:.1f} s, {what}"
-                     f"{left(self.seconds_left(pending))}")
+            for kv, (seconds, what) in outcomes.items():
+                self.say(f"{len(tried)}/{len(tried) + len(pending)} {part.name} {kv}: {seconds:.1f} s, {what}{left(self.seconds_left(pending))}")
         return failed
 
     def lacks_baseline(self, cell, tried):
@@ -121,8 +132,42 @@ class Measurement:
         return (bool(cell.part.baseline) and cell.kv != "none" and (cell.part.name, "none") in tried
                 and not self.baseline_path(cell.part).exists())
 
-    def measure(self, cell):
-        """One record, saved. Returns what became of it."""
+    def rows_of(self, part, kvs):
+        """What the program says of the specs, and the seconds that each took."""
+        for file in part.prepared:
+            prepare.make_ready(file, self.program, self.store)
+        begin = time.monotonic()
+        output = self.program.output(part.command(*kvs))
+        seconds = (time.monotonic() - begin) / len(kvs)
+        return {kv: self.judged(part, find_row(output, kv), kv) for kv in kvs}, seconds
+
+    def judged(self, part, row, kv):
+        """The row, with pass@1 for a score where the answers are programs."""
+        if not part.problems:
+            return row
+        files = [pathlib.Path(self.program.root) / path for path in (part.baseline, part.answers_file(kv))]
+        try:
+            problems = programs.read_problems(part.problems)
+            answers = programs.read_answers(dict.fromkeys(files), problems)
+            rows, _ = scores.judge(problems, answers, Sandbox(), len(os.sched_getaffinity(0)))
+        except (programs.ProgramsError, SandboxError) as error:
+            raise CallFailed(str(error)) from None
+        return row | kept_of(next(judged for judged in rows if judged["kv"] == kv), kv)
+
+    def measure(self, cells):
+        """Records of cells of one part, saved. Returns seconds and what became of it for each spec."""
+        if len(cells) == 1:
+            return {cells[0].kv: self.measure_one(cells[0])}
+        try:
+            rows, seconds = self.rows_of(cells[0].part, [cell.kv for cell in cells])
+        except (CallFailed, ResultsError, OSError, ValueError):
+            return {cell.kv: self.measure_one(cell) for cell in cells}  # those that fail say why
+        for cell in cells:
+            self.store.add(*cell.key, self.templates[cell.key], self.run, seconds, rows[cell.kv])
+        self.store.save()
+        return {kv: (seconds, summary(row)) for kv, row in rows.items()}
+
+    def measure_one(self, cell):
         part, kv = cell.part, cell.kv
         writes_baseline = bool(part.baseline) and kv == "none"
         if writes_baseline:
@@ -132,22 +177,19 @@ class Measurement:
             self.baseline_path(part).parent.mkdir(parents=True, exist_ok=True)
             self.baseline_path(part).unlink(missing_ok=True)
         try:
-            for file in part.prepared:
-                prepare.make_ready(file, self.program, self.store)
-            begin = time.monotonic()
-            row = find_row(self.program.output(part.command(kv)), kv)
-            error = None
+            rows, seconds = self.rows_of(part, [kv])
+            row, error = rows[kv], None
         except (CallFailed, ResultsError, OSError, ValueError) as failure:
-            row, error, begin = None, str(failure).splitlines()[0][:300], time.monotonic()
+            row, error, seconds = None, str(failure).splitlines()[0][:300], 0.0
         except BaseException:
             if writes_baseline:
                 self.baseline_path(part).unlink(missing_ok=True)
             raise
         if error and writes_baseline:
             self.baseline_path(part).unlink(missing_ok=True)
-        self.store.add(part.name, kv, self.templates[cell.key], self.run, time.monotonic() - begin, row, error)
+        self.store.add(part.name, kv, self.templates[cell.key], self.run, seconds, row, error)
         self.store.save()
-        return f"failed: {error}" if error else summary(row)
+        return seconds, f"failed: {error}" if error else summary(row)
 
 
 def summary(row):

@@ -6,7 +6,7 @@ import pathlib
 from wrap_markdown import wrapped
 
 from . import plan
-from .findings import beaten_block, kept_block
+from .findings import beaten_block, has_lathe, kept_block
 from .store import ResultsError, Store, write_whole
 from .view import AXES, AXIS_TITLES, View, axis_of, code, command_lines, figure, kept_unsealed, markdown_table, with_error
 
@@ -19,6 +19,7 @@ whose answer is another one than that of `none`, right or wrong. Commands with `
 same command wrote with `--kv none` and `--predictions` in place of `--baseline`."""
 UNDECIDED_LEGEND = """A task on which `none` is not three standard errors above chance tells caches apart by luck: it is measured with
 `none` alone and decides nothing:"""
+LARGE_LEGEND = """Of a model of this size the caches are measured that need no calibration."""
 KEPT_LEGEND = "A cache keeps 99% of the model on a text where its KL is at most 0.013, about 1% of perplexity."
 KEPT_TASKS_LEGEND = """Of the tasks that decide two numbers say it: in how many the score is at least 99% of that of `none`, and in how
 many it is not lower than that by more than one standard error of the paired difference (where nothing is lost, one task in six
@@ -186,9 +187,10 @@ def main_page(view, links):
     """What is found, on the first screen; then the texts that it rests on, and where all is from."""
     source = view.store.path.name
     others = ["Other pages:", "", *links, ""] if links else []
+    beaten = ["## Where lathe is beaten", "", *beaten_block(view)] if has_lathe(view) else []
+    note = [LARGE_LEGEND, ""] if plan.is_large(view.setup) else []
     return [f"# Results on {view.name}", "", f"{KEPT_LEGEND} {KEPT_TASKS_LEGEND}" if view.deciding() else KEPT_LEGEND, "",
-            *kept_block(view), LEGEND, "", "## Where lathe is beaten", "", *beaten_block(view),
-            *others, *text_sections(view, "quality", "equal"), *failed_section(view), "## What measured it", "", *provenance_block(view),
+            *kept_block(view), LEGEND, "", *note, *beaten, *others, *text_sections(view, "quality", "equal"), *failed_section(view), "## What measured it", "", *provenance_block(view),
             f"[{source}]({source}) names the run of each row.", ""]
 
 

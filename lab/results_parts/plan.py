@@ -49,8 +49,15 @@ BOOKS = ["Emma_158.txt", "Middlemarch_145.txt", "Great-Expectations_1400.txt", "
 NOVEL = "books-valid/Pride-and-Prejudice_1342.txt"
 WIKI = "wikitext2/wiki.test.raw"
 PROGRAMS = "humaneval/HumanEval.jsonl.gz"
+GSM8K_SHOTS = "cot_prompts/gsm8k_prompt_original.txt"
 JAPANESE = "japanese/manual.txt"  # Debian's of man, apt-get and dpkg, as plain text
 PREDICTED = ("lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)")
+
+# Of a model of a billion parameters and more, which reads some 60 tokens a second on two cores: caches that need no calibration.
+LARGE_BYTES = 512 << 20  # of weights
+LARGE = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "q8_0(newest=32)", "q4_0(newest=32)", "int8(newest=32)",
+         "kivi(bits=3,group=64,newest=32)", "gear(bits=2,newest=32)", "snapkv(keep=0.5)", "h2o(keep=0.5)"]
+LARGE_TASKS = ["none", "kivi(bits=4,group=64,newest=32)"]
 
 SMALL = ["none", "int8", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "gear(bits=2,newest=32)",
          "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "snapkv(keep=0.5)", "h2o(keep=0.5)", *BASES]
@@ -67,6 +74,8 @@ class Part:
     data: tuple = ()  # files of the data that it reads
     prepared: tuple = ()  # files that are made for it
     baseline: str = ""  # of a task: the file of what `none` answered
+    problems: str = ""  # of a task whose answers are programs: HumanEval's file, with whose tests they are run
+    n_together: int = 1  # of a text: caches that one command measures, so that `none` is computed once for them
 
     @property
     def is_compared(self):
@@ -76,16 +85,28 @@ class Part:
         """Whether a name of --only means it."""
         return not names or bool({self.name, *self.name.split("/")} & set(names))
 
-    def command(self, kv):
-        """The arguments for the spec `kv`, which may be the placeholder {kv}."""
-        if self.is_compared:
-            return [*self.arguments, "--kv", kv, "--no-latency", "--json"]
-        return [*self.arguments, "--kv", kv, *self.answers(kv), "--json"]
+    def command(self, *kvs):
+        """The arguments for specs, one but for texts; it may be the placeholder {kv}."""
+        specs = [argument for kv in kvs for argument in ("--kv", kv)]
+        return [*self.arguments, *specs, *(["--no-latency"] if self.is_compared else self.answers(kvs[0])), "--json"]
 
     def answers(self, kv):
         if not self.baseline:
             return ()
+        if self.problems:
+            return ("--predictions", self.answers_file(kv))
         return ("--predictions" if kv == "none" else "--baseline", self.baseline)
+
+
+    def answers_file(self, kv):
+        """Where the program writes what it answered with `kv`, where that is kept."""
+        return self.baseline if kv == "none" else self.baseline.replace(".none.", ".other.")
+
+    def judging(self, kv):
+        """The command that runs the programs of the answers, and compares them with those of `none`."""
+        if not self.problems:
+            return ()
+        return ("lab/pass_at_1.py", self.problems, *dict.fromkeys((self.baseline, self.answers_file(kv))))
 
 
 @dataclass(frozen=True)
@@ -96,15 +117,16 @@ class Setup:
     data: str | None  # None: none is there
     work: str  # folder for made files, relative to the tree
     embedded_text: str | None = None  # of a model that comes with kvlathe
+    n_bytes: int = 0  # of the weights
 
 
-def compared(setup, name, title, specs, text, n_windows, n_window, source, extra=(), needs=()):
+def compared(setup, name, title, specs, text, n_windows, n_window, source, extra=(), needs=(), n_together=1):
     n_window = min(n_window, setup.context)
     path = f"{setup.work}/{text}-{n_windows}x{n_window}.txt"
     head = prepare.Prepared(path, prepare.head_by_tokens(f"{setup.data}/{source}", n_windows, n_window))
     return Part(name, title, tuple(specs),
                 ("compare", "-m", setup.model, "-c", str(n_window), "--text", path, *extra),
-                data=(source,), prepared=(head, *needs))
+                data=(source,), prepared=(head, *needs), n_together=n_together)
 
 
 def text_parts(setup):
@@ -180,7 +202,7 @@ def file_tasks(setup):
         of("arc-easy", "ARC easy", "arc/arc-easy/test.json", reader="arc"),
         of("arc-challenge", "ARC challenge", "arc/arc-challenge/test.json", reader="arc"),
         of("winogrande", "WinoGrande", "winogrande/dev.json"),
-        of("gsm8k", "GSM8K", "gsm8k/test.jsonl", shots="cot_prompts/gsm8k_prompt_original.txt"),
+        of("gsm8k", "GSM8K", "gsm8k/test.jsonl", shots=GSM8K_SHOTS),
         of("aqua", "AQuA", "aqua/test.json", shots="cot_prompts/aqua_cot_prompt_8shots.txt"),
     ]
 
@@ -218,9 +240,32 @@ def embedded_parts(setup):
     return parts + [task(setup, f"tasks/{name}", name, name, ("--task-count", "50"), SMALL) for name in SMALL_TASKS]
 
 
+def is_large(setup):
+    return not setup.embedded_text and setup.n_bytes >= LARGE_BYTES
+
+
+def main_specs(setup):
+    """The caches that the first table of a page is about."""
+    return LARGE if is_large(setup) else (*MAIN, *SMALL)
+
+
+def large_parts(setup):
+    """What a machine of two cores measures in some hours."""
+    problems = prepare.Prepared("build/results/humaneval.jsonl", prepare.unpacked(f"{setup.data}/{PROGRAMS}"))
+    return [
+        compared(setup, "quality", "WikiText-2 test, 2 windows of 2048 tokens", LARGE, "wiki", 2, 2048, WIKI, n_together=5),
+        task(setup, "tasks/gsm8k", "GSM8K", f"gsm8k:{setup.data}/gsm8k/test.jsonl",
+             ("--task-count", "50", "--shots", f"{setup.data}/{GSM8K_SHOTS}"), LARGE_TASKS, data=("gsm8k/test.jsonl", GSM8K_SHOTS)),
+        task(setup, "tasks/humaneval", "HumanEval, pass@1", f"humaneval:{problems.path}", ("--task-count", "164"), LARGE_TASKS,
+             data=(PROGRAMS,), prepared=(problems,), problems=f"{setup.data}/{PROGRAMS}"),
+    ]
+
+
 def parts_of(setup):
     if setup.embedded_text:
         return embedded_parts(setup)
+    if is_large(setup):
+        return large_parts(setup)
     return [*text_parts(setup), *file_tasks(setup), *retrieval_tasks(setup), drift_part(setup)]
 
 

@@ -50,8 +50,9 @@ def heads_of(sources, n_bytes):
 
 def unpacked(source):
     def make(_program, path):
-        path.write_bytes(bz2.decompress(pathlib.Path(source).read_bytes()))
-        return f"bzip2 -dc {source} > {{path}}"
+        is_gzip = str(source).endswith(".gz")
+        path.write_bytes((gzip if is_gzip else bz2).decompress(pathlib.Path(source).read_bytes()))
+        return f"{'gzip' if is_gzip else 'bzip2'} -dc {source} > {{path}}"
     return make
 
 

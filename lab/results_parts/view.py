@@ -106,8 +106,9 @@ class View:
         if not model:
             raise ResultsError(f"{store.path}: no such results; measure some with lab/results.py run")
         self.name = model["name"]
-        self.parts = plan.parts_of(plan.Setup(model=model["file"], context=model["context"], data="DATA",
-                                              work=f"build/results/{self.name}", embedded_text="its own" if model["embedded"] else None))
+        self.setup = plan.Setup(model=model["file"], context=model["context"], data="DATA", work=f"build/results/{self.name}",
+                                embedded_text="its own" if model["embedded"] else None, n_bytes=model["bytes"])
+        self.parts = plan.parts_of(self.setup)
 
     def row(self, part, kv):
         return self.store.result(part, kv)

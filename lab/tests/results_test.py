@@ -4,6 +4,7 @@
 Called as results_test.py [TEST...]. The last case checks the pages and figures of this repository.
 """
 
+import gzip
 import json
 import os
 import pathlib
@@ -35,7 +36,8 @@ with open(os.environ["FAKE_LOG"], "a") as log:
     log.write(" ".join(arguments) + "\n")
 if arguments[0] == "calibrate":
     open(value("-o"), "w").close(); sys.exit()
-kv = [arguments[i + 1] for i, a in enumerate(arguments) if a == "--kv"][-1]
+kvs = [arguments[i + 1] for i, a in enumerate(arguments) if a == "--kv"]
+kv = kvs[-1]
 what = (value("--task") if "--task" in arguments else arguments[0]) + " " + kv
 if what in os.environ.get("FAKE_SLEEP", "").split(";"):
     if "--predictions" in arguments: open(value("--predictions"), "w").write("half")
@@ -48,9 +50,15 @@ if arguments[0] == "compare":
     kl = {"none": 0.0, "int8": 0.001}.get(kv, 0.02)
     row.update(kv_bytes_per_token=100.0, perplexity=20.123456789, perplexity_change=kl, perplexity_change_stderr=0.001, kl=kl,
                kl_stderr=0.0001, top1_agreement=0.9, ttft_ms=1.5, over_steps=[{"kl": 1}])
-    print(json.dumps({"rows": [dict(row, kv="none"), row] if kv != "none" else [row]}))
+    print(json.dumps({"rows": [dict(row, kv=of) for of in dict.fromkeys(["none", *kvs])]}))
 else:
-    if "--predictions" in arguments: open(value("--predictions"), "w").write("whole")
+    if "--predictions" in arguments:
+        answers = "whole"
+        if "humaneval:" in what:
+            answer = lambda i: f"    return x + {i + (i > 2 and kv != 'none')}\n"
+            answers = "".join(json.dumps({"kv": kv, "task": "humaneval", "index": i, "prompt": f"def f(x):  # {i}\n", "output": answer(i)}) + "\n"
+                              for i in range(4))
+        open(value("--predictions"), "w").write(answers)
     if "--baseline" in arguments: assert open(value("--baseline")).read() == "whole"
     task = arguments[arguments.index("--task") + 1] if "--task" in arguments else "drift"
     row.update(task=task, metric="choice", chance=0.5, score=0.51 if "passkey" in task else 0.9, score_stderr=0.05,
@@ -214,6 +222,59 @@ class RunTest(TreeCase):
         done = self.run_tiny("--only", "quality")
         self.assertEqual(done.returncode, 2)
         self.assertIn("another model", done.stderr)
+
+
+class LargeModelTest(TreeCase):
+    """A model of which a smaller plan is measured."""
+
+    def setUp(self):
+        super().setUp()
+        with open(self.root / "models/fetched/big.gguf", "wb") as weights:
+            weights.truncate(plan.LARGE_BYTES)  # takes no room on the disk
+        problem = {"canonical_solution": "", "entry_point": "f"}
+        lines = [json.dumps({**problem, "task_id": str(i), "prompt": f"def f(x):  # {i}\n", "test": f"def check(f):\n    assert f(1) == 1 + {i}\n"})
+                 for i in range(4)]
+        packed = self.root / "data" / plan.PROGRAMS
+        packed.parent.mkdir(parents=True)
+        packed.write_bytes(gzip.compress("\n".join(lines).encode()))
+
+    def run_big(self, *arguments, **environment):
+        return self.results_py("run", "models/fetched/big.gguf", "--commit", "abc", "--data", self.root / "data", *arguments, **environment)
+
+    def test_caches_of_a_text_are_measured_together_and_recorded_alone(self):
+        done = self.run_big("--only", "quality")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([call.count("--kv") for call in self.calls()], [5, 5])
+        self.assertEqual(self.store("big").measured("quality"), sorted(plan.LARGE))
+        record = self.store("big").records["quality", "q8_0(newest=32)"]
+        self.assertEqual(self.store("big").command_of(record), "kvlathe compare -m models/fetched/big.gguf -c 2048 --text "
+                         "build/results/big/wiki-2x2048.txt --kv 'q8_0(newest=32)' --no-latency --json")
+        self.assertEqual(self.results_py("page", self.root / "docs/results/big.json").returncode, 0)
+        text = (self.root / "docs/results/big.md").read_text(encoding="utf-8")
+        self.assertIn("| `q8_0(newest=32)` | 25.0 | no (0.0200) |", text)
+        self.assertIn("that need no calibration", text)
+        self.assertNotIn("lathe is beaten", text)
+
+    def test_one_that_fails_does_not_take_the_others_with_it(self):
+        done = self.run_big("--only", "quality", FAKE_FAIL=f"compare {plan.LARGE[4]}")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual([record["kv"] for record in self.store("big").failures()], [plan.LARGE[4]])
+        self.assertEqual(len(self.store("big").measured("quality")), len(plan.LARGE) - 1)
+
+    def test_programs_are_run_and_compared(self):
+        done = self.run_big("--only", "humaneval")
+        if "no sandbox" in done.stdout:
+            self.skipTest(done.stdout)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        store = self.store("big")
+        none, other = (store.result("tasks/humaneval", kv) for kv in plan.LARGE_TASKS)
+        self.assertEqual((none["metric"], none["score"], none["chance"], none["passed"]), ("pass_at_1", 1, 0, 4))
+        self.assertEqual((other["score"], other["score_change"], other["flips"], other["failed"]), (0.75, -0.25, 0.25, 1))
+        command = store.command_of(store.records["tasks/humaneval", plan.LARGE_TASKS[1]])
+        self.assertIn("--task humaneval:build/results/humaneval.jsonl", command)
+        self.assertTrue(command.endswith("--predictions build/results/big/tasks-humaneval.other.jsonl --json && lab/pass_at_1.py "
+                                         "DATA/humaneval/HumanEval.jsonl.gz build/results/big/tasks-humaneval.none.jsonl "
+                                         "build/results/big/tasks-humaneval.other.jsonl"), command)
 
 
 class InterruptTest(TreeCase):

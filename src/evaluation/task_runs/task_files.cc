@@ -1,12 +1,19 @@
 #include "evaluation/task_runs/task_files.h"
 
 #include <algorithm>
+#include <array>
 
 #include "evaluation/metrics.h"
 #include "evaluation/task_runs/task_lines.h"
 
 namespace kvlathe {
 namespace {
+
+// Of HumanEval: what stands at the beginning of a line only behind the end of a function. The first
+// five are those of its authors (Chen et al. 2021), who also let a program have so many tokens.
+constexpr std::array<const char*, 7> kFunctionEnds = {"\nclass ", "\ndef ", "\n#",  "\nif ",
+                                                      "\nprint(", "\n@",    "\n```"};
+constexpr int kProgramTokens = 512;
 
 StatusOr<TaskMetric> MetricOf(const TaskLine& line, std::optional<TaskMetric> so_far) {
   if (!line.Has("metric")) {
@@ -109,11 +116,18 @@ StatusOr<TaskFile> ReadHumanEval(const std::string& path) {
   KVL_RETURN_IF_ERROR(ForEachTaskLine(path, [&](const TaskLine& line) -> Status {
     TaskExample example;
     example.stop = "\n\n\n";
+    example.more_stops = {kFunctionEnds.begin(), kFunctionEnds.end()};
+    example.room_tokens = kProgramTokens;
     KVL_ASSIGN_OR_RETURN(example.prompt, line.Text("prompt"));
     KVL_ASSIGN_OR_RETURN(std::string solution, line.Text("canonical_solution"));
     if (example.prompt.empty()) return line.Refuse("the prompt is empty");
     if (solution.find(example.stop) != std::string::npos) {
       return line.Refuse("the canonical solution holds two blank lines, which end an output");
+    }
+    for (const std::string& stop : example.more_stops) {
+      if (solution.find(stop) == std::string::npos) continue;
+      return line.Refuse("a line of the canonical solution begins with {}, which ends an output",
+                         nlohmann::json(stop.substr(1)).dump());
     }
     example.references = {std::move(solution)};
     file.examples.push_back(std::move(example));

@@ -37,7 +37,10 @@ struct TaskFile {
 StatusOr<TaskFile> ReadTaskFile(const std::string& path);
 
 // {"task_id", "prompt", "canonical_solution", "test", "entry_point"}. Nothing is run: the metric is
-// the edit similarity to the canonical solution, stop "\n\n\n".
+// the edit similarity to the canonical solution. An output ends where its function does: before two
+// blank lines, or a line that begins with what begins no line of a function's body ("def ",
+// "class ", "if ", "print(", "@", "#", "```"). It may have 512 tokens, as programs that are run
+// elsewhere may be longer than the solution.
 StatusOr<TaskFile> ReadHumanEval(const std::string& path);
 
 // For readers: kInvalidArgument when a file turned out to have no examples.

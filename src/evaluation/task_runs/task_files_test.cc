@@ -118,7 +118,17 @@ TEST_F(TaskFilesTest, ReadsHumanEval) {
   EXPECT_EQ(file->metric, TaskMetric::kEditSimilarity);
   EXPECT_EQ(file->examples[0].prompt, "def f():\n");
   EXPECT_EQ(file->examples[0].references[0], "    return 1\n");
+  EXPECT_EQ(file->examples[0].room_tokens, 512);
+  EXPECT_EQ(file->examples[0].stop, "\n\n\n");
+  EXPECT_NE(std::ranges::find(file->examples[0].more_stops, "\ndef "),
+            file->examples[0].more_stops.end());
   EXPECT_FALSE(ReadHumanEval(Write("h.jsonl", R"({"prompt":"def f():\n"})")).ok());
+  // A solution that its own stop text would cut can be equalled by no output.
+  const auto cut = ReadHumanEval(Write(
+      "h.jsonl",
+      R"({"prompt":"def f():\n","canonical_solution":"    return g()\ndef g():\n    return 1\n"})"));
+  EXPECT_EQ(cut.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(MessageOf(cut.status()).find("\"def \""), std::string::npos) << cut.status();
 }
 
 TEST_F(TaskFilesTest, ChanceIsTheMeanOverTheExamplesThatRun) {

@@ -83,8 +83,9 @@ class ExamplePreparer {
       n_longest = std::max(n_longest, static_cast<int>(ids.size()) - n_prompt);
     }
     KVL_RETURN_IF_ERROR(CheckFits(example->prompt.size() + n_longest, "answer"));
-    example->max_tokens =
-        std::min(n_longest + n_longest / 2 + kSpareTokens, context_tokens_ - n_prompt);
+    const int n_room =
+        std::max(n_longest + n_longest / 2 + kSpareTokens, example->text.room_tokens);
+    example->max_tokens = std::min(n_room, context_tokens_ - n_prompt);
     return OkStatus();
   }
 

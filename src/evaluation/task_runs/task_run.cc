@@ -109,7 +109,9 @@ Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& ta
   Engine engine({model}, &pool, {.max_sequences = kConcurrentSequences});
   for (size_t i = 0; i < n; ++i) {
     const PreparedExample& example = task.examples[i];
-    streams.emplace_back(&tokenizer, std::vector<std::string>{example.text.stop});
+    std::vector<std::string> stops = example.text.more_stops;
+    stops.push_back(example.text.stop);
+    streams.emplace_back(&tokenizer, std::move(stops));
     Request request;
     request.prompt = example.prompt;
     request.max_tokens = example.max_tokens;

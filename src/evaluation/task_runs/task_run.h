@@ -54,7 +54,8 @@ struct PreparedTask {
 };
 
 // Prompts are tokenised as text: special tokens written in them are not special. max_tokens is what
-// the longest reference takes and half as much again. kInvalidArgument, with the number of the
+// the longest reference takes and half as much again, or the example's room_tokens where those are
+// more, as far as the context goes. kInvalidArgument, with the number of the
 // example, when prompt and reference do not fit `context_tokens` or the answer is none of the
 // choices; kDataLoss when tokenizer and model do not belong together.
 StatusOr<PreparedTask> PrepareTask(TaskMetric metric, std::vector<TaskExample> examples,

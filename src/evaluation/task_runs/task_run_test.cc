@@ -147,6 +147,11 @@ TEST_F(TaskRunTest, PreparesTokensAndRoom) {
                                                    LetterTokenizer::kPair, ':' - ' ' + 4}));
   EXPECT_EQ(prepared.max_tokens, 10 + 5 + 8);
   EXPECT_EQ(task.mean_prompt_tokens(), 4);
+  TaskExample roomy = Example("cab:", "xyz");
+  roomy.room_tokens = 40;
+  EXPECT_EQ(Prepare(TaskMetric::kExactMatch, {roomy}).examples[0].max_tokens, 40);
+  roomy.room_tokens = 10;  // less than the reference asks for
+  EXPECT_EQ(Prepare(TaskMetric::kExactMatch, {roomy}).examples[0].max_tokens, 3 + 1 + 8);
   // Room that the context does not have is left out.
   const PreparedTask tight = Prepare(TaskMetric::kExactMatch,
                                      {Example(std::string(kContext - 1 - 10, 'x'), "0123456789")});
@@ -193,6 +198,12 @@ TEST_F(TaskRunTest, ScoresGreedyTextUpToTheStop) {
   const TaskResult result = Run(model_.get(), task);
   ASSERT_EQ(result.predictions.size(), 2u);
   EXPECT_EQ(result.predictions[0].output, before);
+  // Of several stop texts the first that appears ends the output.
+  stopped.stop = "\n\n\n";
+  stopped.more_stops = {"\ndef ", stop};
+  EXPECT_EQ(
+      Run(model_.get(), Prepare(TaskMetric::kEditSimilarity, {stopped})).predictions[0].output,
+      before);
   EXPECT_EQ(result.predictions[0].score, 1);
   // Without the stop text generation goes on to max_tokens = 16 + 8 + 8.
   EXPECT_EQ(result.predictions[1].output, Greedy(prompt, 32));

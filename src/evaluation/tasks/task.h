@@ -51,6 +51,10 @@ struct TaskExample {
   std::vector<std::string> choices;
   // Generation ends before this text. Never empty, never part of a reference.
   std::string stop = "\n\n";
+  // Texts that end it as well, none of them empty or part of a reference.
+  std::vector<std::string> more_stops;
+  // An answer may have so many tokens, however short the references are.
+  int room_tokens = 0;
   // What of the prompt answers earlier questions of the task: training examples ask several.
   std::vector<TextRange> earlier_answers;
   // For kChoice where the choices differ before the question and not behind it (WinoGrande): the
