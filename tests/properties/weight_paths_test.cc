@@ -31,8 +31,9 @@ const char kNano[] = KVLATHE_SOURCE_DIR "/models/lathe-nano";
 
 LoadedModel Load(const std::string& model, const NumberTypes& types, bool exact_rows) {
   const Isa isa = AvailableIsas().back();
-  return LoadModel(model, types, isa, nullptr, 0, 1024,
-                   [&](ThreadPool* pool) { return MakeMachine(pool, isa, {.weights = exact_rows}); });
+  return LoadModel(model, types, isa, nullptr, 0, 1024, [&](ThreadPool* pool) {
+    return MakeMachine(pool, isa, {.weights = exact_rows});
+  });
 }
 
 std::vector<int> NanoText(int n) {
