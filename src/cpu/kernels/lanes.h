@@ -128,8 +128,8 @@ KVL_LANES IntVec BroadcastFour(const void* bytes) {
   __builtin_memcpy(&four, bytes, sizeof(four));
   return _mm512_set1_epi32(four);
 }
-// Sums of 32 bits plus the sums of neighbouring products of both pairs of vectors of bytes, of which
-// the first of either has no sign. Four products must fit into 16 bits.
+// Sums of 32 bits plus the sums of neighbouring products of both pairs of vectors of bytes, of
+// which the first of either has no sign. Four products must fit into 16 bits.
 KVL_LANES IntVec AddByteDots(IntVec sums, IntVec a, IntVec b, IntVec c, IntVec d) {
   const IntVec four = _mm512_add_epi16(_mm512_maddubs_epi16(a, b), _mm512_maddubs_epi16(c, d));
   return AddDots(sums, four, _mm512_set1_epi16(1));
@@ -225,9 +225,7 @@ KVL_LANES float FirstLane(Vec x) { return _mm256_cvtss_f32(x); }
 KVL_LANES IntVec LoadWords(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
-KVL_LANES void StoreWords(void* p, IntVec x) {
-  _mm256_storeu_si256(static_cast<__m256i*>(p), x);
-}
+KVL_LANES void StoreWords(void* p, IntVec x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
 KVL_LANES Vec LoadBf16(const uint16_t* p) {
   const IntVec wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
