@@ -45,6 +45,14 @@ KVL_LANES Vec WidenSecond(IntVec words) {
       _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
+// The same of kLanes words in memory, a number in every lane, and a sum plus a product. Tiles whose
+// sums fill the registers are written with these: with AVX2 they stay instructions of their own in
+// the order in which they are written, where g++ would keep numbers for later and spill sums.
+KVL_LANES Vec LoadFirsts(const void* words) { return WidenFirst(LoadWords(words)); }
+KVL_LANES Vec LoadSeconds(const void* words) { return WidenSecond(LoadWords(words)); }
+KVL_LANES Vec Broadcast(const float* p) { return Set1(*p); }
+KVL_LANES Vec AddProduct(Vec sum, Vec a, Vec b) { return Fma(a, b, sum); }
+
 KVL_LANES Vec LoadF16(const void* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
 }
@@ -225,6 +233,35 @@ KVL_LANES Vec WidenFirst(IntVec words) { return _mm256_castsi256_ps(_mm256_slli_
 KVL_LANES Vec WidenSecond(IntVec words) {
   return _mm256_castsi256_ps(
       _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+KVL_LANES Vec LoadFirsts(const void* words) {
+  Vec x;
+  asm volatile("vmovups %1, %0\n\tvpslld $16, %0, %0"
+               : "=x"(x)
+               : "m"(*static_cast<const __m256i_u*>(words)));
+  return x;
+}
+// The mask is read from memory, because a register less would be left for sums.
+KVL_LANES Vec LoadSeconds(const void* words) {
+  alignas(32) static constexpr uint32_t kMask[] = {0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                                   0xffff0000u, 0xffff0000u, 0xffff0000u,
+                                                   0xffff0000u, 0xffff0000u};
+  Vec x;
+  asm volatile("vmovups %1, %0\n\tvandps %2, %0, %0"
+               : "=x"(x)
+               : "m"(*static_cast<const __m256i_u*>(words)),
+                 "m"(*reinterpret_cast<const __m256i*>(kMask)));
+  return x;
+}
+KVL_LANES Vec Broadcast(const float* p) {
+  Vec x;
+  asm volatile("vbroadcastss %1, %0" : "=x"(x) : "m"(*p));
+  return x;
+}
+KVL_LANES Vec AddProduct(Vec sum, Vec a, Vec b) {
+  asm volatile("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"(a), "x"(b));
+  return sum;
 }
 
 KVL_LANES Vec LoadF16(const void* p) {

@@ -2,13 +2,16 @@
 // bandwidth over at least 1 GiB of distinct blocks in shuffled order, prefill against the GEMM
 // peak, decode over sealed blocks against plain ones.
 //
-//   attend_bench [isa] [repetitions] [decode|prefill|packed]
+//   attend_bench [isa] [repetitions] [decode|models|prefill|packed]
+//
+// `models` decodes in the shapes of three models against both limits, read bandwidth and GEMM peak.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string_view>
 #include <vector>
 
@@ -142,6 +145,42 @@ void BenchDecode(const Setup& setup, double read_gb_per_s) {
                    limit / seconds, seconds / full_seconds[group]);
       }
     }
+  }
+}
+
+struct ModelHeads {
+  const char* model;
+  int n_kv_heads, group, head_dim;
+};
+
+void BenchModels(const Setup& setup, Isa isa) {
+  constexpr int kContext = 8192;
+  constexpr ModelHeads kModels[] = {
+      {"SmolLM2-135M", 3, 3, 64}, {"Qwen2.5-Coder-1.5B", 2, 6, 128}, {"Llama 3 8B", 8, 4, 128}};
+  double seconds[std::size(kModels)];
+  double gemm_flops = MeasureGemmPeak(*setup.pool, isa).value();
+  double read_gb_per_s = MeasureReadBandwidth(*setup.pool, isa).value();
+  for (size_t i = 0; i < std::size(kModels); ++i) {
+    const ModelHeads& m = kModels[i];
+    const BlockShape shape{m.head_dim, m.head_dim, DType::kBf16};
+    const int64_t layer_bytes = int64_t{m.n_kv_heads} * kContext * TokenBytes(shape);
+    const auto n_layers = static_cast<int>((kStreamedBytes + layer_bytes - 1) / layer_bytes);
+    const Heads heads(shape, kContext, n_layers * m.n_kv_heads, BlockBytes(shape), setup.pool);
+    seconds[i] = TimeAttend(setup, heads, m.group, 1, 1) / n_layers;
+    read_gb_per_s = std::max(read_gb_per_s, MeasureReadBandwidth(*setup.pool, isa).value());
+  }
+  gemm_flops = std::max(gemm_flops, MeasureGemmPeak(*setup.pool, isa).value());
+  fmt::print("decode behind {}, read_gb_per_s {:.1f}, GEMM peak {:.0f} GFLOP/s\n", kContext,
+             read_gb_per_s, gemm_flops * 1e-9);
+  fmt::print("{:>20} {:>17} {:>9} {:>9} {:>9}\n", "model", "layer_time_us", "of_read", "of_gemm",
+             "fraction");
+  for (size_t i = 0; i < std::size(kModels); ++i) {
+    const ModelHeads& m = kModels[i];
+    const double n_numbers = double{kContext} * m.n_kv_heads * 2 * m.head_dim;
+    const double of_read = 2 * n_numbers / (read_gb_per_s * 1e9) / seconds[i];
+    const double of_gemm = 2 * m.group * n_numbers / gemm_flops / seconds[i];
+    fmt::print("{:>20} {:>17.1f} {:>9.3f} {:>9.3f} {:>9.3f}\n", m.model, seconds[i] * 1e6, of_read,
+               of_gemm, std::max(of_read, of_gemm));
   }
 }
 
@@ -328,6 +367,7 @@ int Main(int argc, char** argv) {
   if (phase == "" || phase == "decode") {
     BenchDecode(setup, MeasureReadBandwidth(pool, isa).value());
   }
+  if (phase == "" || phase == "models") BenchModels(setup, isa);
   if (phase == "" || phase == "prefill") BenchPrefill(setup, MeasureGemmPeak(pool, isa).value());
   if (phase == "" || phase == "packed") BenchPacked(setup);
   return 0;

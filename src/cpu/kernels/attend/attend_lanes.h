@@ -9,6 +9,8 @@
 // needs shuffles in its loops, and the sums of a row never depend on the rows beside it.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/kernels/attend/attend_range.h"
 #include "cpu/kernels/attend/code_rows_lanes.h"
 #include "cpu/kernels/attend/packed_lanes.h"
@@ -17,19 +19,23 @@
 namespace kvlathe {
 namespace {
 
-constexpr int kTileRows = 4;
-// The most sums of a tile: enough to hide the latency of additions, and few enough to leave
-// registers for the rest.
-constexpr int kMaxSums = kVecRegisters / 2;
+// The most rows of a tile of codes and of one of numbers. A line of numbers that was widened serves
+// all rows of the tile.
+constexpr int kCodeTileRows = 4;
+constexpr int kTileRows = kVecRegisters > 16 ? 4 : 6;
 
 // How many rows go over the blocks together. All of them use K of a block before any of them uses
 // its V, so that only K has to stay in L1 meanwhile.
 constexpr int kPanelRows = 64;
 
+// Floats from a row of the scratch's q to the next. A constant, so that the rows of a tile have one
+// address; a line more than a power of two, so that rows lie in different sets of L1.
+constexpr int kQStride = kMaxRank + 16;
+
 struct Scratch {
   alignas(64) float probs[kPanelRows][kBlockSize];
   alignas(64) float sums[kPanelRows][kLanes];
-  alignas(64) float q[kPanelRows * kMaxRank];           // Bf16 rows widened
+  alignas(64) float q[kPanelRows * kQStride];           // as floats
   alignas(64) float values[2 * kBlockSize * kMaxRank];  // of a sealed block
   PanelWeights rounded;
   RowState rows[kPanelRows];
@@ -48,11 +54,11 @@ struct Lines<uint16_t> {  // Bf16
   static constexpr int kVecElements = 2 * kLanes;
   template <int kStep>
   static KVL_INLINE Vec Line(const uint16_t* p) {
-    return kStep == 0 ? WidenFirst(LoadWords(p)) : WidenSecond(LoadWords(p));
+    return kStep == 0 ? LoadFirsts(p) : LoadSeconds(p);
   }
   template <int kStep>
   static KVL_INLINE Vec Weight(const float* pair) {
-    return Set1(pair[kStep]);
+    return Broadcast(pair + kStep);
   }
   static KVL_INLINE Vec Row(const uint16_t* p) { return LoadBf16(p); }
   static KVL_INLINE float Value(uint16_t bits) {
@@ -83,8 +89,7 @@ struct Lines<float> {
 // The panel that a kernel call works on.
 struct Panel {
   const AttendParams* p;
-  const float* q;  // of its first row
-  int64_t q_stride;
+  const float* q;  // of its first row, kQStride from row to row
   float log2_scale;
   int first_row;
   int n_rows;
@@ -101,24 +106,25 @@ struct BlockView {
   int first_entry;
 };
 
-// kRows rows of weights, one pair per line of kVecs vectors.
+// Rows of weights, kStride floats from row to row, one pair per line of kVecs vectors.
+template <int kStride>
 struct Weights {
   const float* at;
-  int64_t stride;
 };
 
 // Adds the weights of row r times vector c of the lines to sums[r][c], over n_pairs lines that lie
 // line_step elements apart. Weights or lines stay in registers, whichever there are fewer of.
-// Meanwhile the same lines of `next` are fetched unless it is null.
-template <typename Row, int kRows, int kCols>
-KVL_INLINE void AddPairs(Weights weights, const Row* lines, int64_t line_step, int n_pairs,
+// Meanwhile as many bytes from `next` on are fetched, unless it is null: the tiles of a block fetch
+// the next one in the order in which it lies, though they read theirs in columns.
+template <typename Row, int kRows, int kCols, int kStride>
+KVL_INLINE void AddPairs(Weights<kStride> weights, const Row* lines, int64_t line_step, int n_pairs,
                          const Row* next, Vec (&sums)[kRows][kCols]) {
   using L = Lines<Row>;
   for (int pair = 0; pair < n_pairs; ++pair) {
     Unroll<L::kSteps>([&](auto step) __attribute__((always_inline)) {
       constexpr int kStep = step.value;
       const auto weight = [&](int r) __attribute__((always_inline)) {
-        return L::template Weight<kStep>(weights.at + r * weights.stride + 2 * pair);
+        return L::template Weight<kStep>(weights.at + r * kStride + 2 * pair);
       };
       const auto line = [&](int c) __attribute__((always_inline)) {
         return L::template Line<kStep>(lines + c * L::kVecElements);
@@ -128,16 +134,18 @@ KVL_INLINE void AddPairs(Weights weights, const Row* lines, int64_t line_step, i
         Unroll<kCols>([&](auto c) { x[c.value] = line(c.value); });
         Unroll<kRows>([&](auto r) {
           const Vec w = weight(r.value);
-          Unroll<kCols>(
-              [&](auto c) { sums[r.value][c.value] = Fma(w, x[c.value], sums[r.value][c.value]); });
+          Unroll<kCols>([&](auto c) {
+            sums[r.value][c.value] = AddProduct(sums[r.value][c.value], w, x[c.value]);
+          });
         });
       } else {
         Vec w[kRows];
         Unroll<kRows>([&](auto r) { w[r.value] = weight(r.value); });
         Unroll<kCols>([&](auto c) {
           const Vec x = line(c.value);
-          Unroll<kRows>(
-              [&](auto r) { sums[r.value][c.value] = Fma(w[r.value], x, sums[r.value][c.value]); });
+          Unroll<kRows>([&](auto r) {
+            sums[r.value][c.value] = AddProduct(sums[r.value][c.value], w[r.value], x);
+          });
         });
       }
     });
@@ -145,7 +153,7 @@ KVL_INLINE void AddPairs(Weights weights, const Row* lines, int64_t line_step, i
       constexpr int kBytes = kCols * L::kVecElements * static_cast<int>(sizeof(Row));
       Unroll<(kBytes + 63) / 64>(
           [&](auto j) { PrefetchLine(reinterpret_cast<const std::byte*>(next) + 64 * j.value); });
-      next += line_step;
+      next += kCols * L::kVecElements;
     }
     lines += line_step;
   }
@@ -171,7 +179,7 @@ template <typename Row, int kRows, int kCols>
 void ScoreTile(const Panel& panel, const Row* k, const Row* next, int row, float* scores) {
   Vec sums[kRows][kCols];
   Clear(sums);
-  AddPairs<Row>({panel.q + row * panel.q_stride, panel.q_stride}, k, 2 * kBlockSize,
+  AddPairs<Row>(Weights<kQStride>{panel.q + row * kQStride}, k, 2 * kBlockSize,
                 panel.p->shape.rank_k / 2, next, sums);
   Unroll<kRows>([&](auto r) {
     Unroll<kCols / Lines<Row>::kVecs>([&](auto c) {
@@ -191,7 +199,7 @@ void ValueTile(const Panel& panel, const Row* v, const Row* next, int row, int d
   const int64_t step = int64_t{2} * panel.p->shape.rank_v;
   Vec sums[kRows][kCols];
   Clear(sums);
-  AddPairs<Row>({probs, kBlockSize}, v, step, n_valid / 2, next, sums);
+  AddPairs<Row>(Weights<kBlockSize>{probs}, v, step, n_valid / 2, next, sums);
   if (n_valid % 2 != 0) {
     const int pair = n_valid / 2;
     Unroll<kRows>([&](auto r) {
@@ -213,12 +221,30 @@ void ValueTile(const Panel& panel, const Row* v, const Row* next, int row, int d
   });
 }
 
-// The widest tile of kRows rows: a power of two vectors.
-template <int kRows>
+// How many vectors of sums a tile of kRows rows has at most in a row: enough sums to hide the
+// latency of additions, and few enough to leave registers for the rest.
+template <typename Row, int kRows>
 constexpr int TileCols() {
-  int cols = 8;
-  while (kRows * cols > kMaxSums) cols /= 2;
-  return cols;
+  if (kVecRegisters > 16) return kRows > 2 ? 4 : 8;
+  if (kRows == 1) return 8;
+  if (kRows == 2) return 4;
+  return kRows == 3 && Lines<Row>::kVecs == 1 ? 3 : 2;
+}
+
+// Calls f(Index<n>{}, col) for tiles that cover n_cols vectors, an even number, by at most kCols.
+// None has one vector alone, which were too few sums.
+template <int kCols, typename F>
+KVL_INLINE void ForEachTile(int n_cols, const F& f) {
+  int col = 0;
+  if constexpr (kCols == 3) {
+    for (; n_cols - col > 4 || n_cols - col == 3; col += 3) f(Index<3>{}, col);
+  } else {
+    for (; n_cols - col >= kCols; col += kCols) f(Index<kCols>{}, col);
+    if constexpr (kCols > 4) {
+      for (; n_cols - col >= 4; col += 4) f(Index<4>{}, col);
+    }
+  }
+  for (; col < n_cols; col += 2) f(Index<2>{}, col);
 }
 
 // Computes the scores of the rows of a tile against all tokens of a block. The first tile fetches
@@ -227,34 +253,15 @@ template <int kRows, typename Row>
 void ScoreRows(const Panel& panel, const BlockView<Row>& block, bool is_first, int row,
                float* scores) {
   using L = Lines<Row>;
-  const bool fetches = is_first && block.next != nullptr;
-  constexpr int kCols = TileCols<kRows>();
   constexpr int kBlockCols = kBlockSize / kLanes * L::kVecs;
-  static_assert(kBlockCols % kCols == 0);
-  for (int col = 0; col < kBlockCols; col += kCols) {
+  const int n_pairs = panel.p->shape.rank_k / 2;
+  const bool fetches = is_first && block.next != nullptr;
+  ForEachTile<TileCols<Row, kRows>()>(kBlockCols, [&](auto cols, int col) {
     const int64_t offset = col * L::kVecElements;
-    ScoreTile<Row, kRows, kCols>(panel, block.k + offset, fetches ? block.next + offset : nullptr,
-                                 row, scores + col / L::kVecs * kLanes);
-  }
-}
-
-template <typename Row, int kRows, int kCols>
-void AddValueTiles(const Panel& panel, const BlockView<Row>& block, bool fetches, int row, int col,
-                   int n_valid, const float* probs) {
-  using L = Lines<Row>;
-  const int n_cols = panel.p->shape.rank_v / kLanes * L::kVecs;
-  for (; col + kCols <= n_cols; col += kCols) {
-    const int64_t offset = col * L::kVecElements;
-    const Row* next = fetches ? block.next + (block.v - block.k) + offset : nullptr;
-    ValueTile<Row, kRows, kCols>(panel, block.v + offset, next, row, col / L::kVecs * kLanes,
-                                 n_valid, probs);
-  }
-  // rank_v is a multiple of 16: what is left is at least two vectors.
-  if constexpr (kCols > 2) {
-    if (col < n_cols) {
-      AddValueTiles<Row, kRows, kCols / 2>(panel, block, fetches, row, col, n_valid, probs);
-    }
-  }
+    const Row* next = fetches ? block.next + offset * n_pairs : nullptr;
+    ScoreTile<Row, kRows, cols.value>(panel, block.k + offset, next, row,
+                                      scores + col / L::kVecs * kLanes);
+  });
 }
 
 // Turns the scores of one row into probabilities against its maximum, which may rise. Tokens
@@ -284,20 +291,28 @@ KVL_INLINE void TurnIntoProbabilities(int begin, int end, float log2_scale, RowS
   Store(sums, sum);
 }
 
+// Adds the values of a block to the rows of a tile, as ScoreRows scores them.
 template <int kRows, typename Row>
 void AddValues(const Panel& panel, const BlockView<Row>& block, bool is_first, int row, int n_valid,
                const float* probs) {
-  AddValueTiles<Row, kRows, TileCols<kRows>()>(panel, block, is_first && block.next != nullptr, row,
-                                               0, n_valid, probs);
+  using L = Lines<Row>;
+  const int n_cols = panel.p->shape.rank_v / kLanes * L::kVecs;
+  const bool fetches = is_first && block.next != nullptr;
+  ForEachTile<TileCols<Row, kRows>()>(n_cols, [&](auto cols, int col) {
+    const int64_t offset = col * L::kVecElements;
+    const Row* next =
+        fetches ? block.next + (block.v - block.k) + offset * (kBlockSize / 2) : nullptr;
+    ValueTile<Row, kRows, cols.value>(panel, block.v + offset, next, row, col / L::kVecs * kLanes,
+                                      n_valid, probs);
+  });
 }
 
 template <int kRows>
 void ScoreRows(const Panel& panel, const CodeBlock& block, bool, int row, float* scores) {
-  ScoreCodes<kRows>(block,
-                    {.q = {panel.q + row * panel.q_stride, panel.q_stride},
-                     .rounded = &panel.scratch->rounded,
-                     .first = row},
-                    scores);
+  ScoreCodes<kRows>(
+      block,
+      {.q = {panel.q + row * kQStride, kQStride}, .rounded = &panel.scratch->rounded, .first = row},
+      scores);
 }
 
 template <int kRows>
@@ -306,30 +321,25 @@ void AddValues(const Panel& panel, const CodeBlock& block, bool, int row, int, c
                        {probs, panel.RowOfO(row), panel.p->o_stride, &panel.scratch->rows[row]});
 }
 
-// Calls f with the number of rows of a tile as a compile-time Index.
-template <typename F>
-KVL_INLINE void WithTileRows(int n_rows, const F& f) {
-  static_assert(kTileRows == 4);
-  switch (n_rows) {
-    case 1:
-      return f(Index<1>{});
-    case 2:
-      return f(Index<2>{});
-    case 3:
-      return f(Index<3>{});
-    default:
-      return f(Index<4>{});
-  }
+// How many of n_left rows the next tile takes. Those of numbers are as high as each other, because
+// low ones use lines less often.
+KVL_INLINE int RowsOfTile(const CodeBlock&, int n_left) { return Min(kCodeTileRows, n_left); }
+template <typename Row>
+KVL_INLINE int RowsOfTile(const BlockView<Row>&, int n_left) {
+  const int n_tiles = (n_left + kTileRows - 1) / kTileRows;
+  return (n_left + n_tiles - 1) / n_tiles;
 }
+template <typename Block>
+constexpr int kMostRowsOf = std::is_same_v<Block, CodeBlock> ? kCodeTileRows : kTileRows;
 
 // Attends with all rows of the panel from first_row on to one block.
 template <typename Block>
 void AttendBlock(const Panel& panel, const Block& block, int first_row) {
   const AttendParams& p = *panel.p;
   Scratch* scratch = panel.scratch;
-  for (int row = first_row; row < panel.n_rows; row += kTileRows) {
-    const int n = Min(kTileRows, panel.n_rows - row);
-    WithTileRows(n, [&](auto rows) {
+  for (int row = first_row, n; row < panel.n_rows; row += n) {
+    n = RowsOfTile(block, panel.n_rows - row);
+    WithCount<kMostRowsOf<Block>>(n, [&](auto rows) {
       ScoreRows<rows.value>(panel, block, row == first_row, row, scratch->probs[row]);
     });
     for (int r = row; r < row + n; ++r) {
@@ -344,12 +354,12 @@ void AttendBlock(const Panel& panel, const Block& block, int first_row) {
                             scratch->probs[r]);
     }
   }
-  for (int row = first_row; row < panel.n_rows; row += kTileRows) {
-    const int n = Min(kTileRows, panel.n_rows - row);
+  for (int row = first_row, n; row < panel.n_rows; row += n) {
+    n = RowsOfTile(block, panel.n_rows - row);
     // What the tile's last row sees; the others have probability 0 there.
     const int limit = LimitOfRow(p, panel.first_row + row + n - 1);
     const int n_valid = Min(kBlockSize, limit - block.first_entry);
-    WithTileRows(n, [&](auto rows) {
+    WithCount<kMostRowsOf<Block>>(n, [&](auto rows) {
       AddValues<rows.value>(panel, block, row == first_row, row, n_valid, scratch->probs[row]);
     });
   }
@@ -397,13 +407,15 @@ void AttendPanel(const Panel& panel) {
   const int64_t key_elements = int64_t{kBlockSize} * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   if (reads_codes && p.packed != nullptr) {
-    RoundQueries({panel.q, panel.q_stride}, panel.n_rows, p.shape.rank_k,
+    RoundQueries({panel.q, kQStride}, panel.n_rows, p.shape.rank_k,
                  std::holds_alternative<HeadBits>(p.packed->storage), &scratch->rounded);
   }
-  int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
+  // The first that sees anything of the block, or one before it: a multiple of kCodeTileRows.
+  int first_row = 0;
   for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end; entry += kBlockSize) {
-    while (LimitOfRow(p, panel.first_row + Min(first_row + kTileRows, panel.n_rows) - 1) <= entry) {
-      first_row += kTileRows;
+    while (LimitOfRow(p, panel.first_row + Min(first_row + kCodeTileRows, panel.n_rows) - 1) <=
+           entry) {
+      first_row += kCodeTileRows;
     }
     const int block = entry / kBlockSize;
     const std::byte* next = entry + kBlockSize < kv_end ? p.blocks[block + 1] : nullptr;
@@ -429,20 +441,17 @@ void AttendPanel(const Panel& panel) {
   }
 }
 
-// The panel's rows of q as floats.
-KVL_INLINE void PointToQ(const float* q, Panel* panel) {
-  panel->q = q + panel->first_row * panel->p->q_stride;
-  panel->q_stride = panel->p->q_stride;
-}
-KVL_INLINE void PointToQ(const uint16_t* q, Panel* panel) {
-  const int rank_k = panel->p->shape.rank_k;
+// Copies the panel's rows of q to its scratch.
+template <typename Row>
+KVL_INLINE void PointToQ(const Row* q, Panel* panel) {
   for (int row = 0; row < panel->n_rows; ++row) {
-    const uint16_t* from = q + (panel->first_row + row) * panel->p->q_stride;
-    float* to = panel->scratch->q + row * rank_k;
-    for (int r = 0; r < rank_k; r += kLanes) Store(to + r, LoadBf16(from + r));
+    const Row* from = q + (panel->first_row + row) * panel->p->q_stride;
+    float* to = panel->scratch->q + row * kQStride;
+    for (int r = 0; r < panel->p->shape.rank_k; r += kLanes) {
+      Store(to + r, Lines<Row>::Row(from + r));
+    }
   }
   panel->q = panel->scratch->q;
-  panel->q_stride = rank_k;
 }
 
 template <typename Row>

@@ -22,6 +22,7 @@ struct KernelSet {
   std::string name;
   const AttendKernels* kernels;
   DType row_type;
+  Isa isa;
 };
 
 std::vector<KernelSet> KernelSets() {
@@ -29,11 +30,11 @@ std::vector<KernelSet> KernelSets() {
   for (Isa isa : AvailableIsas()) {
     for (DType row_type : {DType::kF32, DType::kBf16}) {
       sets.push_back({fmt::format("{} {}", IsaName(isa), DTypeName(row_type)),
-                      &GetAttendKernels(isa, row_type), row_type});
+                      &GetAttendKernels(isa, row_type), row_type, isa});
     }
   }
   if (HasBf16Dots(AvailableIsas().back())) {
-    sets.push_back({"emulated_tiles", &kAttendEmulatedTiles, DType::kBf16});
+    sets.push_back({"emulated_tiles", &kAttendEmulatedTiles, DType::kBf16, Isa::kAmx});
   }
   return sets;
 }
@@ -255,15 +256,36 @@ TEST(Attend, MatchesReferenceForEveryRank) {
                   .kv_end = 141,
                   .first_visible = 138},
                  rank);
-    // Decoding: one tile of 1 to 4 rows.
+    // Decoding: one tile of 1 to 6 rows.
     CheckAllSets({.rank_k = other,
                   .rank_v = rank,
-                  .gqa_group = 1 + rank / 16 % 4,
+                  .gqa_group = 1 + rank / 16 % 6,
                   .kv_end = 205,
                   .first_visible = 205},
                  rank);
     CheckAllSets(
         {.rank_k = 16, .rank_v = rank, .gqa_group = 4, .kv_end = 205, .first_visible = 205}, rank);
+  }
+}
+
+// However many rows there are, and so into whatever tiles they are cut, a row has the same bits.
+TEST(Attend, BitsOfARowDoNotDependOnTilesInF32) {
+  const Shape shape = {
+      .rank_k = 80, .rank_v = 96, .gqa_group = 14, .kv_end = 205, .first_visible = 205};
+  for (const KernelSet& set : KernelSets()) {
+    if (HasBf16Dots(set.isa) && set.row_type == DType::kBf16) continue;
+    Problem problem(shape, set.row_type, 7);
+    const Partial all = RunAttend(*set.kernels, problem, 0, shape.kv_end);
+    for (int n = 1; n < shape.gqa_group; ++n) {
+      problem.n_rows = problem.shape.gqa_group = n;
+      const Partial some = RunAttend(*set.kernels, problem, 0, shape.kv_end);
+      for (int row = 0; row < n; ++row) {
+        const int64_t at = row * all.o_stride;
+        ASSERT_EQ(std::memcmp(&some.o[at], &all.o[at], shape.rank_v * sizeof(float)), 0)
+            << set.name << ", row " << row << " of " << n;
+        ASSERT_EQ(some.row_sum[row], all.row_sum[row]) << set.name << ", row " << row;
+      }
+    }
   }
 }
 
