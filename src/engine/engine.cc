@@ -84,15 +84,6 @@ Status NoRoomAlone(const EngineSequence& s, const Status& status, int64_t budget
       FormatBytes(budget_bytes));
 }
 
-// Adds the input of a sequence, which its cache has room for, to the work of a step.
-void CountStep(const EngineSequence& s, bool decodes, StepWork* work) {
-  const auto n_new = static_cast<int64_t>(s.input.size());
-  const int64_t n_positions = n_new * (s.n_cached() - n_new) + n_new * (n_new + 1) / 2;
-  (decodes ? work->n_decode_tokens : work->n_fill_tokens) += static_cast<int>(n_new);
-  (decodes ? work->n_decode_positions : work->n_fill_positions) += n_positions;
-  ++work->n_sequences;
-}
-
 // Gives up the cache that the newest waiting session brought with it. False when there is none.
 bool DropWaitingCache(const std::deque<std::unique_ptr<EngineSequence>>& waiting) {
   const auto newest = std::find_if(waiting.rbegin(), waiting.rend(),
@@ -111,8 +102,7 @@ Engine::Engine(std::vector<Model*> levels, BlockPool* pool, const EngineOptions&
       budget_bytes_(pool->usage().budget_bytes),
       inbox_(options.max_waiting),
       batches_(levels_.size()),
-      merged_(levels_.size()),
-      prompt_credit_(options.max_batch_tokens) {
+      merged_(levels_.size()) {
   KVL_CHECK(!levels_.empty());
   KVL_CHECK_GE(options_.max_batch_tokens, 1);
   KVL_CHECK_GE(options_.max_sequences, 1);
@@ -171,22 +161,8 @@ int64_t Engine::WantedBytes(Sequence* s) {
   return s->WantedBytes(options_.max_batch_tokens, of_level);
 }
 
-void Engine::EarnPromptCredit() {
-  int n_decoding = 0;
-  int64_t n_reading = 0;
-  for (const auto& s : running_) {
-    if (s->decodes()) {
-      ++n_decoding;
-    } else {
-      n_reading += s->n_to_read();
-    }
-  }
-  prompt_credit_.BeginStep(n_decoding, n_reading);
-}
-
 // The oldest runs whatever it is expected to need.
 void Engine::AdmitWaiting() {
-  EarnPromptCredit();
   if (waiting_.empty()) return;
   // A sequence that decodes takes a token of every step.
   const size_t max_running = std::min(options_.max_sequences, options_.max_batch_tokens);
@@ -195,7 +171,6 @@ void Engine::AdmitWaiting() {
   while (!waiting_.empty() && running_.size() < max_running) {
     wanted_bytes += WantedBytes(waiting_.front().get());
     if (wanted_bytes > budget_bytes_ && !running_.empty()) return;
-    if (!prompt_credit_.Admit(waiting_.front()->n_to_read())) return;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
     inbox_.set_n_running(running_.size());
@@ -277,7 +252,8 @@ StepWork Engine::BuildBatches() {
     LevelBatch& batch = batches_[s->request.level];
     batch.steps.push_back({s->cache.get(), s->input, s->WantedLogits()});
     batch.sequences.push_back(s);
-    CountStep(*s, decodes, &work);
+    (decodes ? work.n_decode_tokens : work.n_fill_tokens) += static_cast<int>(s->input.size());
+    ++work.n_sequences;
     ++i;
   }
   return work;

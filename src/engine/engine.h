@@ -12,7 +12,6 @@
 
 #include "engine/engine_observer.h"
 #include "engine/engine_sequence.h"
-#include "engine/prompt_credit.h"
 #include "engine/request.h"
 #include "engine/request_inbox.h"
 #include "engine/session.h"
@@ -35,15 +34,14 @@ struct EngineOptions {
 
 // Sequences run in the order of their requests. One is admitted when the budget holds what all that
 // run are going to need until each has a block more (kv_forecast.h): by their levels, in bytes,
-// from where they are now; and when those that decode have gone far enough since the last prompt
-// for another one to make them wait (prompt_credit.h). When the budget is exhausted later, because
-// they grew or merged less than was expected, the newest running sequence is preempted: it gives
-// its cache up and waits, before all others, to replay its prompt and the tokens it has generated.
-// So the oldest always goes on, and a request that fits the budget alone finishes; where only the
-// model knows what it will need, one that turns out not to fit alone ends with kResourceExhausted
-// when the memory has run out. The cache that a waiting session brings with it is given up before
-// anything else. Prompts and generated tokens never share a step of one sequence: where the turns
-// of a session end in the cache does not depend on preemption.
+// from where they are now. When the budget is exhausted later, because they grew or merged less
+// than was expected, the newest running sequence is preempted: it gives its cache up and waits,
+// before all others, to replay its prompt and the tokens it has generated. So the oldest always
+// goes on, and a request that fits the budget alone finishes; where only the model knows what it
+// will need, one that turns out not to fit alone ends with kResourceExhausted when the memory has
+// run out. The cache that a waiting session brings with it is given up before anything else.
+// Prompts and generated tokens never share a step of one sequence: where the turns of a session end
+// in the cache does not depend on preemption.
 //
 // What a sequence generates does not depend on the others, on max_batch_tokens or on preemption
 // beyond the rounding of the logits; with Model::set_deterministic not even there.
@@ -131,7 +129,6 @@ class Engine {
 
   StatusOr<std::unique_ptr<Sequence>> MakeSequence(Request request, Session* session);
   StatusOr<const CacheLayout*> LayoutFor(const Request& request, const Session& session);
-  void EarnPromptCredit();
   void AdmitWaiting();
   int64_t WantedBytes(Sequence* sequence);
   void ShareTokenBudget();
@@ -162,9 +159,8 @@ class Engine {
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   std::vector<LevelBatch> batches_;                 // [n_levels], of the current step
   std::vector<MergedCounts> merged_;                // [n_levels], by all sequences so far
-  PromptCredit prompt_credit_;
-  Sequence* finishing_ = nullptr;  // whose FinishCallback runs
-  Status first_failure_;           // since RunUntilIdle was called
+  Sequence* finishing_ = nullptr;                   // whose FinishCallback runs
+  Status first_failure_;                            // since RunUntilIdle was called
   int64_t n_steps_ = 0;
   std::vector<std::unique_ptr<Sequence>> arrived_;  // for the inbox to fill
   std::vector<RequestId> to_cancel_;

@@ -24,10 +24,6 @@ struct StepWork {
   int n_sequences = 0;      // in the batch
   int n_decode_tokens = 0;  // of sequences that go on by one token
   int n_fill_tokens = 0;    // of prompts, and of what preempted sequences compute again
-  // Positions that the tokens attend to, summed over the tokens: each sees itself and all before
-  // it, as where no layer has a window and nothing was dropped.
-  int64_t n_decode_positions = 0;
-  int64_t n_fill_positions = 0;
 };
 
 // Everything is called on the thread that steps the engine, one call after the other and in the

@@ -43,8 +43,6 @@ struct EngineSequence {
   int64_t n_known() const { return std::ssize(tokens); }
   int64_t n_cached() const { return cache == nullptr ? 0 : cache->n_tokens(); }
   bool decodes() const { return n_known() > turn_ends.back() && n_cached() + 1 == n_known(); }
-  // Tokens that are not in the cache.
-  int64_t n_to_read() const { return n_known() - n_cached(); }
   // The last generated token is never fed back, so it needs no place in the cache.
   int64_t max_positions() const { return n_given + request.max_tokens - 1; }
   // What the cache should be able to hold from now on for the sequence to be worth running: without
