@@ -3,9 +3,9 @@
 // or token's byte with its weight are added in 16 bits and four of those sums before they are
 // widened, which takes five instructions where words of 16 bits (code_dots_lanes.h) take eight.
 //
-// The error of a weight is half of a 63rd (queries) or 127th (probabilities) of the largest of its
-// row, and that of a code half of SmallStep: both lose less than a fiftieth of what codes of
-// kSmallBits bits lose.
+// The error of a weight is at most half of a 63rd (queries) or 127th (probabilities) of the largest
+// of its row, and that of a code half of SmallStep. Where the largest query is four times their
+// deviation, each loses less than a fiftieth of what codes of kSmallBits bits lose.
 //
 // Bytes lie in quads: of K [quad of channels][token][4], and of V in columns of 16 channels,
 // [column][quad of tokens][16][4]. A quad has the channels, or tokens, that one look-up finds: two

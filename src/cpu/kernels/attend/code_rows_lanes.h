@@ -86,8 +86,8 @@ KVL_LANES void RoundQueries(const FloatRows& q, int n_rows, const PackedSideView
   if (side.n_segments == 0 || is_exact || side.n_wide == side.n_coded) return;
   int channels[kSmallBits + 1] = {side.n_wide};
   for (int i = 0; i < side.n_segments; ++i) {
-    if (side.segments[i].bits <= kSmallBits)
-      channels[side.segments[i].bits] = side.segments[i].n_channels;
+    const CodeSegment& segment = side.segments[i];
+    if (segment.bits <= kSmallBits) channels[segment.bits] = segment.n_channels;
   }
   if (__builtin_memcmp(channels, to->small_channels, sizeof(channels)) == 0) return;
   __builtin_memcpy(to->small_channels, channels, sizeof(channels));
@@ -108,28 +108,16 @@ KVL_LANES void ScaleScores(const PackedSideView& side, const std::byte* block, f
   }
 }
 
-// Stores the sums times units, plus constants, as scores of tokens from `token` on.
+// Stores the sums times units, plus constants, as scores of tokens from `token` on, or adds them.
 template <int kRows, int kVecs>
 KVL_INLINE void StoreScores(const DotSums<kRows, kVecs>& sums, int token, const float* units,
-                            const float* constants, float* scores) {
-  Unroll<kRows>([&](auto r) KVL_PART {
-    const Vec unit = Set1(units[r.value]), constant = Set1(constants[r.value]);
-    Unroll<kVecs>([&](auto v) KVL_PART {
-      Store(scores + r.value * kBlockSize + token + kLanes * v.value,
-            Fma(ToFloats(sums.of[r.value][v.value]), unit, constant));
-    });
-  });
-}
-
-// Adds them.
-template <int kRows, int kVecs>
-KVL_INLINE void AddScores(const DotSums<kRows, kVecs>& sums, int token, const float* units,
-                          const float* constants, float* scores) {
+                            const float* constants, bool adds, float* scores) {
   Unroll<kRows>([&](auto r) KVL_PART {
     const Vec unit = Set1(units[r.value]), constant = Set1(constants[r.value]);
     Unroll<kVecs>([&](auto v) KVL_PART {
       float* score = scores + r.value * kBlockSize + token + kLanes * v.value;
-      Store(score, Fma(ToFloats(sums.of[r.value][v.value]), unit, Load(score) + constant));
+      const Vec before = adds ? Load(score) + constant : constant;
+      Store(score, Fma(ToFloats(sums.of[r.value][v.value]), unit, before));
     });
   });
 }
@@ -143,7 +131,8 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
   if (n_wide > 0 || n_small == 0) {
     DotTokens<kRows>(block.numbers, n_wide / 2, wide.numbers[rows.first], 0, kBlockSize,
                      [&](int token, const auto& sums) KVL_PART {
-                       StoreScores(sums, token, wide.units + rows.first, kNoConstants, scores);
+                       StoreScores(sums, token, wide.units + rows.first, kNoConstants, false,
+                                   scores);
                      });
   }
   if (n_small > 0) {
@@ -151,11 +140,7 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
     const float *units = small.units + rows.first, *constants = small.constants + rows.first;
     DotSmallTokens<kRows>(block.small, n_small, small.bytes[rows.first],
                           [&](int token, const auto& sums) KVL_PART {
-                            if (n_wide > 0) {
-                              AddScores(sums, token, units, constants, scores);
-                            } else {
-                              StoreScores(sums, token, units, constants, scores);
-                            }
+                            StoreScores(sums, token, units, constants, n_wide > 0, scores);
                           });
   }
   if (side.has_token_scales) ScaleScores<kRows>(side, block.bytes, scores);
@@ -175,8 +160,9 @@ void ScoreByChannel(const CodeBlock& block, const ScaleTable& table, const Query
     float constants[kRows];
     ScaleAndRoundWeights(rows.q, side.rank, scales, minima, kLargestNumber, &weights, constants);
     DotTokens<kRows>(block.numbers, side.rank / 2, weights.numbers[0], first, first + n_tokens,
-                     [&](int token, const auto& sums)
-                         KVL_PART { StoreScores(sums, token, weights.units, constants, scores); });
+                     [&](int token, const auto& sums) KVL_PART {
+                       StoreScores(sums, token, weights.units, constants, false, scores);
+                     });
   }
 }
 
