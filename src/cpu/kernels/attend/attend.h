@@ -66,9 +66,9 @@ struct AttendParams {
   int first_visible = 0;   // end of the entries that token 0 sees; may be negative (nothing seen)
   int window = kNoWindow;  // at least 1
   float sm_scale = 1;      // 1 / sqrt(original head_dim), > 0
-  // Whether the bits of a row must not depend on the rows beside it. With AVX-512 that costs time on
-  // sealed blocks with exact entries: few rows would otherwise add these to their sums instead of
-  // decoding the blocks.
+  // Whether the bits of a row must not depend on the rows beside it. With AVX-512 that costs time
+  // on sealed blocks with exact entries: few rows would otherwise add these to their sums instead
+  // of decoding the blocks.
   bool is_deterministic = false;
   // Whether codes of few bits are not multiplied as bytes, where the instruction set would do so.
   bool is_exact = false;
