@@ -196,10 +196,9 @@ CalibrationStatistics StatisticsOf(LoadedModel* none, const std::vector<int>& id
   };
   DecoderGradients gradients(none->weights.get(), none->pool.get(), AvailableIsas().back(),
                              /*newest=*/0);
-  job.gradient_tokens = std::ssize(ids);
-  job.gradients = [&](std::span<const int32_t> tokens, uint64_t seed,
+  job.gradients = [&](std::span<const int32_t> tokens, uint64_t seed, QkvObserver* observer,
                       const DecoderGradients::Sink& sink) {
-    return gradients.Run(tokens, seed, sink).status();
+    return gradients.Run(tokens, seed, sink, observer).status();
   };
   auto statistics = Calibrate(job);
   EXPECT_TRUE(statistics.ok()) << statistics.status();

@@ -66,8 +66,16 @@ void JointAdder::Add(const float* rows, int64_t n_rows, int64_t row_stride, cons
     const double weight =
         of_slice != nullptr ? std::accumulate(of_slice, of_slice + n, 0.0) : static_cast<double>(n);
     if (weight == 0) continue;
-    const std::vector<double> mean = CentreRows(rows + first * row_stride, n, row_stride, of_slice,
-                                                width, centred_.data(), width);
+    std::vector<double> mean(width);
+    pool_->Run([&](int worker_id) {
+      const Range columns = ShareOf(width, kColumnStep, worker_id, pool_->n_workers());
+      const int64_t n_columns = columns.end - columns.begin;
+      if (n_columns == 0) return;
+      const std::vector<double> of_columns =
+          CentreRows(rows + first * row_stride + columns.begin, n, row_stride, of_slice, n_columns,
+                     centred_.data() + columns.begin, width);
+      std::copy(of_columns.begin(), of_columns.end(), mean.begin() + columns.begin);
+    });
     const SliceJoint joint = JoinMeans(weight, mean, &sums->weight[idx], &sums->mean[idx * width]);
     pool_->Run([&](int worker_id) {
       const Range columns = ShareOf(width, kColumnStep, worker_id, pool_->n_workers());
@@ -126,6 +134,12 @@ void JointMomentSums::Observe(const QkvView& view) {
   }
 }
 
+void JointMomentSums::AppendTo(SumBytes* bytes) {
+  for (Part& part : parts_) {
+    for (JointSums& sums : part.of_kind) sums.AppendTo(bytes);
+  }
+}
+
 void JointMomentSums::Finish(CalibrationStatistics* statistics) {
   const std::pair<Part*, JointStatistics*> parts[] = {{&parts_[0], &statistics->joint},
                                                       {&parts_[1], &statistics->held_back}};
@@ -136,38 +150,48 @@ void JointMomentSums::Finish(CalibrationStatistics* statistics) {
   }
 }
 
-FisherSums::FisherSums(ThreadPool* pool, CalibrationStatistics* statistics)
-    : pool_(pool),
-      statistics_(statistics),
-      width_(JointWidth(statistics->shape)),
-      n_groups_(statistics->shape.n_kv_heads / JointHeads(statistics->shape)),
+FisherSums::FisherSums(const StatisticsShape& shape, ThreadPool* pool)
+    : shape_(shape),
+      pool_(pool),
+      width_(JointWidth(shape)),
+      n_groups_(shape.n_kv_heads / JointHeads(shape)),
       adder_(pool) {
-  const int64_t n_matrices = statistics->shape.n_layers * n_groups_;
-  parts_[0].to = &statistics->joint;
-  parts_[1].to = &statistics->held_back;
+  const int64_t n_matrices = shape.n_layers * n_groups_;
   for (Part& part : parts_) {
-    for (JointSums* sums : {&part.k, &part.k_pre, &part.v}) *sums = MakeSums(n_matrices, width_);
+    for (KindSums* sums : {&part.k, &part.k_pre, &part.v}) {
+      sums->rows = MakeSums(n_matrices, width_);
+      sums->fisher.resize(n_matrices * width_ * width_);
+    }
+  }
+}
+
+void FisherSums::AppendTo(SumBytes* bytes) {
+  for (Part& part : parts_) {
+    for (KindSums* sums : {&part.k, &part.k_pre, &part.v}) {
+      sums->rows.AppendTo(bytes);
+      AppendSums(&sums->fisher, bytes);
+    }
+    AppendSums(&part.n_tokens, bytes);
   }
 }
 
 void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift, bool is_held_back) {
-  const StatisticsShape& shape = statistics_->shape;
-  const int64_t n_rows = gradients.n_tokens * shape.n_kv_heads, n = n_rows * shape.head_dim;
+  const int64_t n_rows = gradients.n_tokens * shape_.n_kv_heads, n = n_rows * shape_.head_dim;
   turned_.assign(gradients.k_post, gradients.k_post + n);
   turned_rows_.assign(gradients.k_post_rows, gradients.k_post_rows + n);
   for (std::vector<float>* rows : {&turned_, &turned_rows_}) {
-    shift.Apply(n_rows, shape.head_dim, rows->data());
+    shift.Apply(n_rows, shape_.head_dim, rows->data());
   }
   Part& part = parts_[is_held_back ? 1 : 0];
   const int64_t n_tokens = gradients.n_tokens;
   const int layer_idx = gradients.layer_idx;
-  AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k, &part.to->k);
-  AddRows(gradients.k_pre, gradients.k_pre_rows, n_tokens, layer_idx, &part.k_pre, &part.to->k_pre);
-  AddRows(gradients.v, gradients.v_rows, n_tokens, layer_idx, &part.v, &part.to->v);
+  AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k);
+  AddRows(gradients.k_pre, gradients.k_pre_rows, n_tokens, layer_idx, &part.k_pre);
+  AddRows(gradients.v, gradients.v_rows, n_tokens, layer_idx, &part.v);
 }
 
 void FisherSums::AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
-                         JointSums* sums, JointMoments* moments) {
+                         KindSums* sums) {
   const int64_t stride = width_ * n_groups_, n = n_tokens - kCalibrationSinks;
   if (n <= 0) return;
   gradients += kCalibrationSinks * stride;
@@ -179,24 +203,25 @@ void FisherSums::AddRows(const float* gradients, const float* rows, int64_t n_to
       const float* const g = gradients + t * stride + group * width_;
       weights_[t] = std::inner_product(g, g + width_, g, 0.0f);
     }
-    adder_.Add(rows + group * width_, n, stride, weights_.data(), width_, at, sums);
+    adder_.Add(rows + group * width_, n, stride, weights_.data(), width_, at, &sums->rows);
     pool_->Run([&](int worker_id) {
       const Range columns = ShareOf(width_, kColumnStep, worker_id, pool_->n_workers());
       if (columns.begin == columns.end) return;
       MultiplyColumns(gradients + group * width_, n, stride, width_, columns, true,
-                      moments->fisher.data() + at * width_ * width_ + columns.begin, width_);
+                      sums->fisher.data() + at * width_ * width_ + columns.begin, width_);
     });
   }
 }
 
 void FisherSums::CountTokens(int64_t n_tokens, bool is_held_back) {
-  parts_[is_held_back ? 1 : 0].to->n_tokens += n_tokens;
+  parts_[is_held_back ? 1 : 0].n_tokens[0] += n_tokens;
 }
 
-Status FisherSums::FinishMoments(int64_t n_tokens, JointSums* sums, JointMoments* moments) const {
+Status FisherSums::FinishMoments(int64_t n_tokens, KindSums* sums, JointMoments* moments) const {
   const double scale = 0.5 / static_cast<double>(n_tokens);
-  Normalise(sums, width_, &moments->weighed_mean, &moments->weighed_covariance);
-  const int64_t n_matrices = statistics_->shape.n_layers * n_groups_, square = width_ * width_;
+  Normalise(&sums->rows, width_, &moments->weighed_mean, &moments->weighed_covariance);
+  moments->fisher = std::move(sums->fisher);
+  const int64_t n_matrices = shape_.n_layers * n_groups_, square = width_ * width_;
   for (int64_t m = 0; m < n_matrices; ++m) {
     float* const f = moments->fisher.data() + m * square;
     const float* const covariance = moments->weighed_covariance.data() + m * square;
@@ -212,13 +237,15 @@ Status FisherSums::FinishMoments(int64_t n_tokens, JointSums* sums, JointMoments
   return OkStatus();
 }
 
-Status FisherSums::Finish() {
-  for (Part& part : parts_) {
-    const int64_t n_tokens = part.to->n_tokens;
-    if (n_tokens == 0) continue;
-    KVL_RETURN_IF_ERROR(FinishMoments(n_tokens, &part.k, &part.to->k));
-    KVL_RETURN_IF_ERROR(FinishMoments(n_tokens, &part.k_pre, &part.to->k_pre));
-    KVL_RETURN_IF_ERROR(FinishMoments(n_tokens, &part.v, &part.to->v));
+Status FisherSums::Finish(CalibrationStatistics* statistics) {
+  const std::pair<Part*, JointStatistics*> parts[] = {{&parts_[0], &statistics->joint},
+                                                      {&parts_[1], &statistics->held_back}};
+  for (const auto& [part, to] : parts) {
+    to->n_tokens = part->n_tokens[0];
+    if (to->n_tokens == 0) continue;
+    KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k, &to->k));
+    KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k_pre, &to->k_pre));
+    KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->v, &to->v));
   }
   return OkStatus();
 }

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "calibration/gradients/layer_pass.h"
+#include "calibration/moment_sums.h"
 #include "calibration/position_shift.h"
 #include "model/observer.h"
 
@@ -20,6 +21,10 @@ struct JointSums {
   std::vector<double> weight;
   std::vector<double> mean;     // [n_layers, n_groups, width]
   std::vector<double> scatter;  // [n_layers, n_groups, width, width]
+
+  void AppendTo(SumBytes* bytes) {
+    for (std::vector<double>* sums : {&weight, &mean, &scatter}) AppendSums(sums, bytes);
+  }
 };
 
 // Rows that are centred and what JointSums take of them, slice by slice, on all workers of a pool.
@@ -52,6 +57,8 @@ class JointMomentSums : public QkvObserver {
   // on by the shifts of their layers, [n_layers], which outlive their use; empty: none.
   void BeginSequence(std::span<const PositionShift> shifts, bool is_held_back);
   void Observe(const QkvView& view) override;
+  // All that was summed up so far.
+  void AppendTo(SumBytes* bytes);
 
   // Writes means and covariances, 0 where no row was seen, and releases the sums: call it once.
   void Finish(CalibrationStatistics* statistics);
@@ -71,35 +78,40 @@ class JointMomentSums : public QkvObserver {
   JointAdder adder_;
 };
 
-// Sums up F and the moments of rows that gradients weigh (JointMoments), in place of what is in the
-// statistics. F is about zero by definition: gradients have no mean to lose. Memory: as
-// JointMomentSums.
+// Sums up F and the moments of rows that gradients weigh (JointMoments). F is about zero by
+// definition: gradients have no mean to lose. Memory: as JointMomentSums.
 class FisherSums {
  public:
-  // `pool` and `statistics`, whose arrays have their sizes and are 0, outlive this.
-  FisherSums(ThreadPool* pool, CalibrationStatistics* statistics);
+  // `pool` outlives this.
+  FisherSums(const StatisticsShape& shape, ThreadPool* pool);
 
   // Adds the gradients of one layer of a window, which is held back or not. Gradients of keys after
   // RoPE are turned on by the shift of the layer, as their rows are.
   void Add(const RowGradients& gradients, const PositionShift& shift, bool is_held_back);
   // A window with so many predicted tokens has been added.
   void CountTokens(int64_t n_tokens, bool is_held_back);
-  // Makes F and the weighed moments of the sums, which it releases: call it once. kDataLoss naming
-  // the layer if gradients were not finite.
-  Status Finish();
+  // All that was summed up so far.
+  void AppendTo(SumBytes* bytes);
+  // Writes F and the weighed moments in place of what is in the statistics, of the same shape, and
+  // releases the sums: call it once. kDataLoss naming the layer if gradients were not finite.
+  Status Finish(CalibrationStatistics* statistics);
 
  private:
+  struct KindSums {
+    JointSums rows;             // as gradients weigh them
+    std::vector<float> fisher;  // [n_layers, n_groups, width, width], not yet divided
+  };
   struct Part {
-    JointStatistics* to;
-    JointSums k, k_pre, v;  // of rows as gradients weigh them
+    KindSums k, k_pre, v;
+    std::vector<int64_t> n_tokens = {0};
   };
   // Gradients and their rows, [n_tokens, n_kv_heads, head_dim].
   void AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
-               JointSums* sums, JointMoments* moments);
-  Status FinishMoments(int64_t n_tokens, JointSums* sums, JointMoments* moments) const;
+               KindSums* sums);
+  Status FinishMoments(int64_t n_tokens, KindSums* sums, JointMoments* moments) const;
 
+  StatisticsShape shape_;
   ThreadPool* pool_;
-  CalibrationStatistics* statistics_;
   int64_t width_, n_groups_;
   Part parts_[2];  // calibration, held back
   std::vector<float> turned_, turned_rows_, weights_;

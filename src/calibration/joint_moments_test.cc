@@ -132,13 +132,13 @@ class FisherSumsTest : public ::testing::Test {
 TEST_F(FisherSumsTest, IsHalfTheSumOfProductsPerTokenAndAddsUp) {
   const std::vector<float> a = DrawJointRows(12, 1), b = DrawJointRows(30, 2);
   CalibrationStatistics of_both = MakeStatistics(kTwoGroups), apart = MakeStatistics(kTwoGroups);
-  FisherSums both(&pool_, &of_both), each(&pool_, &apart);
+  FisherSums both(kTwoGroups, &pool_), each(kTwoGroups, &pool_);
   Add(&both, a, false);
   Add(&both, b, false);
-  ASSERT_TRUE(both.Finish().ok());
+  ASSERT_TRUE(both.Finish(&of_both).ok());
   Add(&each, a, false);
   Add(&each, b, true);
-  ASSERT_TRUE(each.Finish().ok());
+  ASSERT_TRUE(each.Finish(&apart).ok());
   EXPECT_EQ(of_both.joint.n_tokens, 42);
   EXPECT_EQ(of_both.held_back.n_tokens, 0);
   EXPECT_EQ(of_both.held_back.v.fisher, MakeStatistics(kTwoGroups).held_back.v.fisher);
@@ -162,10 +162,10 @@ TEST_F(FisherSumsTest, IsHalfTheSumOfProductsPerTokenAndAddsUp) {
 TEST_F(FisherSumsTest, RowsCountByTheSquaresOfTheirGradients) {
   const std::vector<float> a = DrawJointRows(12, 1), b = DrawJointRows(30, 2);
   CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
-  FisherSums sums(&pool_, &statistics);
+  FisherSums sums(kTwoGroups, &pool_);
   Add(&sums, a, false);
   Add(&sums, b, false);
-  ASSERT_TRUE(sums.Finish().ok());
+  ASSERT_TRUE(sums.Finish(&statistics).ok());
   double weights = 0, mean = 0, of_other = 0, product = 0;  // of the second group
   for (const std::vector<float>* gradients : {&a, &b}) {
     for (int64_t t = 4; t * kStride < std::ssize(*gradients); ++t) {
@@ -191,13 +191,14 @@ TEST_F(FisherSumsTest, RowsCountByTheSquaresOfTheirGradients) {
 
 TEST_F(FisherSumsTest, GradientsThatAreNotFiniteAreRefusedWithTheirLayer) {
   CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
-  FisherSums sums(&pool_, &statistics);
+  FisherSums sums(kTwoGroups, &pool_);
   std::vector<float> rows = DrawJointRows(12, 1);
   Add(&sums, rows, false);
   rows[10 * kStride + 3] = std::numeric_limits<float>::quiet_NaN();
   const float *g = rows.data(), *r = rows_.data();
   sums.Add({1, 12, g, g, g, r, r, r}, shift_, false);
-  EXPECT_THAT(MessageOf(sums.Finish()), ::testing::HasSubstr("layer 1: gradients are not finite"));
+  EXPECT_THAT(MessageOf(sums.Finish(&statistics)),
+              ::testing::HasSubstr("layer 1: gradients are not finite"));
 }
 
 }  // namespace

@@ -3,13 +3,24 @@
 // deviation.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/cpu_features.h"
 #include "cpu/kernels/elementwise/elementwise.h"
 
 namespace kvlathe {
+
+// The bytes of sums, piece by piece and always in the same order: so they are kept and read back
+// (calibration/checkpoint.h).
+using SumBytes = std::vector<std::span<std::byte>>;
+
+template <typename T>
+void AppendSums(std::vector<T>* sums, SumBytes* bytes) {
+  bytes->push_back(std::as_writable_bytes(std::span(*sums)));
+}
 
 // A slice of rows is centred on its own mean in F32, which is exact but for the rounding of what is
 // left; its products are summed in F32 and joined to those of other slices in F64. So many rows at
