@@ -104,7 +104,7 @@ std::string DrawAxes(const Frame& f, const Scale& x, const Scale& y, const std::
   return svg;
 }
 
-constexpr double kLetterWidth = 6, kLetterHeight = 12;
+constexpr double kNameWidth = 6, kNameHeight = 12;
 
 bool Overlap(const Frame& a, const Frame& b) {
   return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
@@ -116,15 +116,15 @@ Frame PlaceOf(double px, double py, double width, const std::vector<Frame>& take
   constexpr double kGap = 8;
   const auto box = [&](bool is_left, double shift) {
     const double left = is_left ? px - kGap - width : px + kGap;
-    const double middle = py - kLetterHeight / 2 + shift;
-    return Frame{left, middle - kLetterHeight / 2, left + width, middle + kLetterHeight / 2};
+    const double middle = py - kNameHeight / 2 + shift;
+    return Frame{left, middle - kNameHeight / 2, left + width, middle + kNameHeight / 2};
   };
   const auto is_inside = [&](const Frame& b) {
     return b.left >= f.left && b.right <= f.right && b.top >= f.top && b.bottom <= f.bottom;
   };
   const bool prefers_left = px + kGap + width > f.right;
-  for (int n = 0; kLetterHeight * n < f.bottom - f.top; ++n) {
-    for (const double shift : {-kLetterHeight * n, kLetterHeight * n}) {
+  for (int n = 0; kNameHeight * n < f.bottom - f.top; ++n) {
+    for (const double shift : {-kNameHeight * n, kNameHeight * n}) {
       for (const bool is_left : {prefers_left, !prefers_left}) {
         const Frame place = box(is_left, shift);
         const auto covers = [&](const Frame& other) { return Overlap(place, other); };
@@ -142,12 +142,12 @@ std::string DrawNames(const ScatterChart& chart, const Scale& x, const Scale& y,
   for (const ScatterPoint& point : chart.points) {
     if (point.is_faint) continue;
     const double px = x.At(point.x), py = y.At(point.y);
-    const double width = kLetterWidth * static_cast<double>(point.name.size());
+    const double width = kNameWidth * static_cast<double>(point.name.size());
     const Frame box = PlaceOf(px, py, width, taken, f);
     taken.push_back(box);
     const bool is_left = box.left < px;
     const double near_x = is_left ? box.right : box.left, middle = (box.top + box.bottom) / 2;
-    if (std::abs(middle + kLetterHeight / 2 - py) > kLetterHeight / 2) {
+    if (std::abs(middle + kNameHeight / 2 - py) > kNameHeight / 2) {
       svg += fmt::format(
           "<line class=\"grid\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", px,
           py, near_x, middle);
