@@ -257,7 +257,8 @@ TEST(FisherOfRowsTest, ItsTraceWithTheCovarianceOfAnErrorIsTheKl) {
   for (size_t w = 0; w < windows.size(); ++w) {
     for (int& id : windows[w]) id = static_cast<int>(random() % m.vocab);
     const std::vector<int32_t> ids(windows[w].begin(), windows[w].end());
-    const auto add = [&](const RowGradients& shown) { sums.Add(shown, {}, false); };
+    const TurningMeans none(s.shape, 0, 0);
+    const auto add = [&](const RowGradients& shown) { sums.Add(shown, {}, none, false); };
     ASSERT_TRUE(gradients.Run(ids, w, add).ok());
     sums.CountTokens(kTokens, false);
   }

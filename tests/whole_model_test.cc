@@ -232,6 +232,22 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   for (const StageInfo& stage : AllStages()) {
     if (stage.analysis != nullptr) expect_same(stage.name, inputs);
   }
+  // What mean keys lose where they turn, queries add again, whatever it is.
+  const ModelConfig& config = none.model->config();
+  CalibrationStatistics with_mean = statistics;
+  with_mean.joint.k_block = with_mean.joint.k;
+  const int n_pairs = MostTurningPairs(config.rope_dim());
+  Random random(8);
+  for (size_t i = 0; i < with_mean.turning_mean.size(); ++i) {
+    const int channel = static_cast<int>(i) % config.head_dim, half = config.rope_dim() / 2;
+    if (channel >= 2 * half || channel % half >= n_pairs) continue;
+    with_mean.turning_mean[i] = static_cast<float>(3 * random.Normal());
+  }
+  for (const int joint_channels : {0, config.n_kv_heads * config.head_dim}) {
+    BasisInputs of_block = {&with_mean, *value_grams, *output_grams};
+    of_block.options = {.turning_pairs = n_pairs, .joint_channels = joint_channels};
+    expect_same("lathe", of_block);
+  }
   auto value_biases = WeightGrams(none.weights.get()).ValueBiases();
   ASSERT_TRUE(value_biases.ok()) << value_biases.status();
   const auto key_biases = WeightGrams(none.weights.get()).KeyBiases();

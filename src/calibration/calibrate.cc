@@ -15,6 +15,7 @@
 #include "calibration/fingerprint.h"
 #include "calibration/joint_moments.h"
 #include "calibration/position_shift.h"
+#include "format/keys.h"
 
 namespace kvlathe {
 namespace {
@@ -31,7 +32,8 @@ Status CheckSequenceTokens(int sequence_tokens) {
 // All that calibration adds up.
 struct CalibrationSums {
   explicit CalibrationSums(const CalibrationJob& job)
-      : rows(job.shape, job.pool, job.isa, job.across_heads), joint(job.shape, job.pool) {
+      : rows(job.shape, job.pool, job.isa, job.across_heads),
+        joint(job.shape, MostTurningPairs(job.rope_dim), job.rope_dim / 2, job.pool) {
     if (job.gradients) fisher.emplace(job.shape, job.pool);
   }
   SumBytes Bytes() {
@@ -49,7 +51,7 @@ struct CalibrationSums {
 
 // Everything that the sums of a job depend on, and how they are kept.
 std::string CheckpointKey(const CalibrationJob& job) {
-  constexpr uint64_t kVersion = 1;  // of what is summed up, and in which order
+  constexpr uint64_t kVersion = 2;  // of what is summed up, and in which order
   Fingerprint key;
   key.Add(kVersion);
   for (const std::string* text : {&job.source.model_hash, &job.source.rope,
@@ -133,7 +135,8 @@ void CalibrationPass::MakeShifts() {
   for (const int start : SpreadStarts(n_sequences(), sequence_tokens_, job_.n_positions)) {
     std::vector<PositionShift>& of_layers = shifts_.emplace_back();
     for (int l = 0; l < job_.shape.n_layers; ++l) {
-      of_layers.emplace_back(start, RopeFrequencies(job_.attention.of(l).rope, job_.rope_dim));
+      const RopeConfig& rope = job_.attention.of(l).rope;
+      of_layers.emplace_back(start, RopeFrequencies(rope, job_.rope_dim), rope.amplitude);
     }
   }
 }
@@ -183,7 +186,8 @@ Status CalibrationPass::RunGradients(int64_t idx) {
   forward_seconds_ = 0;
   gradient_watch_.emplace();
   const auto sink = [&](const RowGradients& gradients) {
-    sums_->fisher->Add(gradients, shifts_[idx][gradients.layer_idx], is_held_back);
+    sums_->fisher->Add(gradients, shifts_[idx][gradients.layer_idx], sums_->joint.turning_means(),
+                       is_held_back);
     CountWork(kBack * gradients.n_tokens);
   };
   QkvObserver* const observer = observes_gradients() ? this : nullptr;

@@ -95,10 +95,43 @@ void JointAdder::Add(const float* rows, int64_t n_rows, int64_t row_stride, cons
   }
 }
 
-JointMomentSums::JointMomentSums(const StatisticsShape& shape, ThreadPool* pool)
+TurningMeans::TurningMeans(const StatisticsShape& shape, int n_pairs, int half)
+    : shape_(shape),
+      n_pairs_(n_pairs),
+      half_(half),
+      values_(int64_t{shape.n_layers} * shape.n_kv_heads * shape.head_dim),
+      n_rows_(shape.n_layers) {}
+
+void TurningMeans::See(int layer_idx, const float* k_pre, int64_t n_rows) {
+  if (n_rows_[layer_idx] > 0 || n_rows == 0) return;
+  n_rows_[layer_idx] = n_rows;
+  const int64_t d = shape_.head_dim, width = shape_.n_kv_heads * d;
+  for (int64_t i = 0; i < width; ++i) {
+    const int64_t channel = i % d;
+    if (channel >= 2 * half_ || channel % half_ >= n_pairs_) continue;
+    double sum = 0;
+    for (int64_t t = 0; t < n_rows; ++t) sum += k_pre[t * width + i];
+    const auto mean = static_cast<float>(sum / static_cast<double>(n_rows));
+    values_[layer_idx * width + i] = ToFloat(ToBf16(mean));
+  }
+}
+
+PositionShift::TurningMean TurningMeans::of(int layer_idx) const {
+  return {&values_[int64_t{layer_idx} * shape_.n_kv_heads * shape_.head_dim], shape_.n_kv_heads,
+          n_pairs_};
+}
+
+void TurningMeans::AppendTo(SumBytes* bytes) {
+  AppendSums(&values_, bytes);
+  AppendSums(&n_rows_, bytes);
+}
+
+JointMomentSums::JointMomentSums(const StatisticsShape& shape, int n_pairs, int half,
+                                 ThreadPool* pool)
     : shape_(shape),
       width_(JointWidth(shape)),
       n_groups_(shape.n_kv_heads / JointHeads(shape)),
+      turning_means_(shape, n_pairs, half),
       adder_(pool) {
   for (Part& part : parts_) {
     for (JointSums& sums : part.of_kind) sums = MakeSums(shape.n_layers * n_groups_, width_);
@@ -122,9 +155,17 @@ void JointMomentSums::Observe(const QkvView& view) {
     shifts_[view.layer_idx].Apply(n_rows * shape_.n_kv_heads, shape_.head_dim, turned_.data());
     k_post = turned_.data();
   }
+  const float* const k_pre = view.k_pre + n_sinks * stride;
+  turning_means_.See(view.layer_idx, k_pre, n_rows);
+  less_mean_.assign(k_post, k_post + n_rows * stride);
+  const PositionShift none;
+  const PositionShift& shift = shifts_.empty() ? none : shifts_[view.layer_idx];
+  shift.TakeOff(turning_means_.of(view.layer_idx), std::span(view.positions + n_sinks, n_rows),
+                shape_.head_dim, less_mean_.data());
   Part& part = parts_[is_held_back_ ? 1 : 0];
   const std::pair<Kind, const float*> kinds[] = {{kKeys, k_post},
-                                                 {kKeysBeforeRope, view.k_pre + n_sinks * stride},
+                                                 {kKeysLessMean, less_mean_.data()},
+                                                 {kKeysBeforeRope, k_pre},
                                                  {kValues, view.v + n_sinks * stride}};
   for (const auto& [kind, rows] : kinds) {
     for (int64_t group = 0; group < n_groups_; ++group) {
@@ -138,6 +179,7 @@ void JointMomentSums::AppendTo(SumBytes* bytes) {
   for (Part& part : parts_) {
     for (JointSums& sums : part.of_kind) sums.AppendTo(bytes);
   }
+  turning_means_.AppendTo(bytes);
 }
 
 void JointMomentSums::Finish(CalibrationStatistics* statistics) {
@@ -145,9 +187,11 @@ void JointMomentSums::Finish(CalibrationStatistics* statistics) {
                                                       {&parts_[1], &statistics->held_back}};
   for (const auto& [part, to] : parts) {
     Normalise(&part->of_kind[kKeys], width_, &to->k.mean, &to->k.covariance);
+    Normalise(&part->of_kind[kKeysLessMean], width_, &to->k_block.mean, &to->k_block.covariance);
     Normalise(&part->of_kind[kKeysBeforeRope], width_, &to->k_pre.mean, &to->k_pre.covariance);
     Normalise(&part->of_kind[kValues], width_, &to->v.mean, &to->v.covariance);
   }
+  statistics->turning_mean = turning_means_.values();
 }
 
 FisherSums::FisherSums(const StatisticsShape& shape, ThreadPool* pool)
@@ -162,6 +206,7 @@ FisherSums::FisherSums(const StatisticsShape& shape, ThreadPool* pool)
       sums->rows = MakeSums(n_matrices, width_);
       sums->fisher.resize(n_matrices * width_ * width_);
     }
+    part.k_block = MakeSums(n_matrices, width_);
   }
 }
 
@@ -171,11 +216,13 @@ void FisherSums::AppendTo(SumBytes* bytes) {
       sums->rows.AppendTo(bytes);
       AppendSums(&sums->fisher, bytes);
     }
+    part.k_block.AppendTo(bytes);
     AppendSums(&part.n_tokens, bytes);
   }
 }
 
-void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift, bool is_held_back) {
+void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift,
+                     const TurningMeans& means, bool is_held_back) {
   const int64_t n_rows = gradients.n_tokens * shape_.n_kv_heads, n = n_rows * shape_.head_dim;
   turned_.assign(gradients.k_post, gradients.k_post + n);
   turned_rows_.assign(gradients.k_post_rows, gradients.k_post_rows + n);
@@ -186,29 +233,42 @@ void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift, 
   const int64_t n_tokens = gradients.n_tokens;
   const int layer_idx = gradients.layer_idx;
   AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k);
+  std::vector<int> positions(n_tokens);
+  std::iota(positions.begin(), positions.end(), 0);
+  shift.TakeOff(means.of(layer_idx), positions, shape_.head_dim, turned_rows_.data());
+  for (int64_t group = 0; group < n_groups_; ++group) {
+    AddWeighed(turned_.data() + group * width_, turned_rows_.data() + group * width_, n_tokens,
+               layer_idx * n_groups_ + group, &part.k_block);
+  }
   AddRows(gradients.k_pre, gradients.k_pre_rows, n_tokens, layer_idx, &part.k_pre);
   AddRows(gradients.v, gradients.v_rows, n_tokens, layer_idx, &part.v);
+}
+
+void FisherSums::AddWeighed(const float* gradients, const float* rows, int64_t n_tokens, int64_t at,
+                            JointSums* sums) {
+  const int64_t stride = width_ * n_groups_, n = n_tokens - kCalibrationSinks;
+  if (n <= 0) return;
+  weights_.resize(n);
+  for (int64_t t = 0; t < n; ++t) {
+    const float* const g = gradients + (kCalibrationSinks + t) * stride;
+    weights_[t] = std::inner_product(g, g + width_, g, 0.0f);
+  }
+  adder_.Add(rows + kCalibrationSinks * stride, n, stride, weights_.data(), width_, at, sums);
 }
 
 void FisherSums::AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
                          KindSums* sums) {
   const int64_t stride = width_ * n_groups_, n = n_tokens - kCalibrationSinks;
   if (n <= 0) return;
-  gradients += kCalibrationSinks * stride;
-  rows += kCalibrationSinks * stride;
-  weights_.resize(n);
   for (int64_t group = 0; group < n_groups_; ++group) {
     const int64_t at = layer_idx * n_groups_ + group;
-    for (int64_t t = 0; t < n; ++t) {
-      const float* const g = gradients + t * stride + group * width_;
-      weights_[t] = std::inner_product(g, g + width_, g, 0.0f);
-    }
-    adder_.Add(rows + group * width_, n, stride, weights_.data(), width_, at, &sums->rows);
+    AddWeighed(gradients + group * width_, rows + group * width_, n_tokens, at, &sums->rows);
     pool_->Run([&](int worker_id) {
       const Range columns = ShareOf(width_, kColumnStep, worker_id, pool_->n_workers());
       if (columns.begin == columns.end) return;
-      MultiplyColumns(gradients + group * width_, n, stride, width_, columns, true,
-                      sums->fisher.data() + at * width_ * width_ + columns.begin, width_);
+      MultiplyColumns(gradients + kCalibrationSinks * stride + group * width_, n, stride, width_,
+                      columns, true, sums->fisher.data() + at * width_ * width_ + columns.begin,
+                      width_);
     });
   }
 }
@@ -246,6 +306,7 @@ Status FisherSums::Finish(CalibrationStatistics* statistics) {
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k, &to->k));
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k_pre, &to->k_pre));
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->v, &to->v));
+    Normalise(&part->k_block, width_, &to->k_block.weighed_mean, &to->k_block.weighed_covariance);
   }
   return OkStatus();
 }

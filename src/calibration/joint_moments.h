@@ -43,6 +43,27 @@ class JointAdder {
   std::vector<std::vector<float>> products_;  // of the workers
 };
 
+// The means that keys lose before they turn: those of the first rows that are seen of a layer, so
+// that moments of all rows less them can be summed as they come.
+class TurningMeans {
+ public:
+  // The fastest n_pairs pairs of channels have them; the channels of a pair are (i, i + half).
+  TurningMeans(const StatisticsShape& shape, int n_pairs, int half);
+
+  // Takes keys before RoPE [n_rows, n_kv_heads * head_dim] of a layer as the first ones, unless it
+  // has seen some.
+  void See(int layer_idx, const float* k_pre, int64_t n_rows);
+  PositionShift::TurningMean of(int layer_idx) const;
+  void AppendTo(SumBytes* bytes);
+  const std::vector<float>& values() const { return values_; }
+
+ private:
+  StatisticsShape shape_;
+  int n_pairs_, half_;
+  std::vector<float> values_;    // [n_layers, n_kv_heads, head_dim]
+  std::vector<int64_t> n_rows_;  // [n_layers] behind them
+};
+
 // Means and covariances of keys and values, of the text that is held back and of the rest.
 // Costs width multiply-adds for each number of a row. Memory: for each layer, group of heads, part
 // of the text and kind of rows an f64 matrix [width, width]. Moments are summed about the mean, by
@@ -50,13 +71,14 @@ class JointAdder {
 // far, and all of them count, for the entries of heads differ.
 class JointMomentSums : public QkvObserver {
  public:
-  // `pool` outlives this.
-  JointMomentSums(const StatisticsShape& shape, ThreadPool* pool);
+  // `pool` outlives this. n_pairs and half are those of TurningMeans.
+  JointMomentSums(const StatisticsShape& shape, int n_pairs, int half, ThreadPool* pool);
 
   // What is seen from now on is of a sequence that is held back or not; keys after RoPE are turned
   // on by the shifts of their layers, [n_layers], which outlive their use; empty: none.
   void BeginSequence(std::span<const PositionShift> shifts, bool is_held_back);
   void Observe(const QkvView& view) override;
+  const TurningMeans& turning_means() const { return turning_means_; }
   // All that was summed up so far.
   void AppendTo(SumBytes* bytes);
 
@@ -64,7 +86,7 @@ class JointMomentSums : public QkvObserver {
   void Finish(CalibrationStatistics* statistics);
 
  private:
-  enum Kind { kKeys, kKeysBeforeRope, kValues, kKinds };
+  enum Kind { kKeys, kKeysLessMean, kKeysBeforeRope, kValues, kKinds };
   struct Part {
     JointSums of_kind[kKinds];
   };
@@ -73,8 +95,9 @@ class JointMomentSums : public QkvObserver {
   int64_t width_, n_groups_;
   std::span<const PositionShift> shifts_;
   bool is_held_back_ = false;
-  Part parts_[2];              // calibration, held back
-  std::vector<float> turned_;  // keys of a view
+  Part parts_[2];  // calibration, held back
+  TurningMeans turning_means_;
+  std::vector<float> turned_, less_mean_;  // keys of a view
   JointAdder adder_;
 };
 
@@ -86,8 +109,9 @@ class FisherSums {
   FisherSums(const StatisticsShape& shape, ThreadPool* pool);
 
   // Adds the gradients of one layer of a window, which is held back or not. Gradients of keys after
-  // RoPE are turned on by the shift of the layer, as their rows are.
-  void Add(const RowGradients& gradients, const PositionShift& shift, bool is_held_back);
+  // RoPE are turned on by the shift of the layer, as their rows are. `means` has seen the layer.
+  void Add(const RowGradients& gradients, const PositionShift& shift, const TurningMeans& means,
+           bool is_held_back);
   // A window with so many predicted tokens has been added.
   void CountTokens(int64_t n_tokens, bool is_held_back);
   // All that was summed up so far.
@@ -103,11 +127,15 @@ class FisherSums {
   };
   struct Part {
     KindSums k, k_pre, v;
+    JointSums k_block;
     std::vector<int64_t> n_tokens = {0};
   };
   // Gradients and their rows, [n_tokens, n_kv_heads, head_dim].
   void AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
                KindSums* sums);
+  // Adds rows, each weighed by the square of its gradients.
+  void AddWeighed(const float* gradients, const float* rows, int64_t n_tokens, int64_t at,
+                  JointSums* sums);
   Status FinishMoments(int64_t n_tokens, KindSums* sums, JointMoments* moments) const;
 
   StatisticsShape shape_;

@@ -54,9 +54,10 @@ double SumOfProducts(const std::vector<float>& rows, int64_t first, int64_t a, i
 TEST(JointMomentSumsTest, EachPartHasItsRowsBehindTheSinksAndKeysTurn) {
   ASSERT_EQ(JointHeads(kTwoGroups), 8);
   ThreadPool pool(3);
-  JointMomentSums sums(kTwoGroups, &pool);
+  JointMomentSums sums(kTwoGroups, /*n_pairs=*/8, /*half=*/24, &pool);
   const std::vector<double> frequencies(24, 0.1);
-  const std::vector<PositionShift> shifts(2, PositionShift(7, frequencies)), none(2);
+  const std::vector<PositionShift> shifts(2, PositionShift(7, frequencies, 1.5)),
+      none(2, PositionShift(0, frequencies));
   const std::vector<float> k_post = DrawJointRows(20, 1), k_pre = DrawJointRows(20, 2),
                            v = DrawJointRows(20, 3);
   const std::vector<float> other = DrawJointRows(9, 4);
@@ -83,13 +84,38 @@ TEST(JointMomentSumsTest, EachPartHasItsRowsBehindTheSinksAndKeysTurn) {
     EXPECT_NEAR(s.held_back.v.covariance[at], CovarianceOf(other, 4, first + a, first + b), 1e-4);
   }
   EXPECT_NEAR(s.joint.v.mean[(1 * 2 + 1) * kWidth + 9], MeanOf(v, 4, kWidth + 9), 1e-5);
+
+  // The mean of the first rows before RoPE, rounded to Bf16, in the fastest pairs.
+  for (const int64_t channel : {0, 7, 24, 31}) {
+    const int64_t at = kWidth + 48 + channel;
+    EXPECT_NEAR(s.turning_mean[kStride + at], MeanOf(k_pre, 4, at),
+                0.004 * std::abs(MeanOf(k_pre, 4, at)));
+  }
+  for (const int64_t channel : {8, 23, 32, 47}) EXPECT_EQ(s.turning_mean[kStride + channel], 0);
+  std::vector<float> less_mean = turned;
+  for (int64_t t = 0; t < 20; ++t) {
+    for (int64_t head = 0; head < 16; ++head) {
+      for (int64_t i = 0; i < 8; ++i) {
+        const int64_t row = t * kStride + head * 48;
+        const double angle = (7 + static_cast<double>(t)) * 0.1;
+        const double a = s.turning_mean[kStride + head * 48 + i],
+                     b = s.turning_mean[kStride + head * 48 + i + 24];
+        less_mean[row + i] -= 1.5 * (a * std::cos(angle) - b * std::sin(angle));
+        less_mean[row + i + 24] -= 1.5 * (b * std::cos(angle) + a * std::sin(angle));
+      }
+    }
+  }
+  for (const auto& [a, b] : {std::pair<int64_t, int64_t>{0, 0}, {5, 300}, {24, 31}, {383, 100}}) {
+    EXPECT_NEAR(s.joint.k_block.covariance[of_group + a * kWidth + b],
+                CovarianceOf(less_mean, 4, kWidth + a, kWidth + b), 1e-4);
+  }
 }
 
 // Chunks of several slices, the rest of one and one row add up to the moments of all.
 TEST(JointMomentSumsTest, SmallDeviationsBesideLargeMeansAreWhatTheyAre) {
   const std::vector<int> sizes = {700, 1, 300};
   ThreadPool pool(2);
-  JointMomentSums sums(kTwoGroups, &pool);
+  JointMomentSums sums(kTwoGroups, /*n_pairs=*/0, /*half=*/0, &pool);
   sums.BeginSequence({}, false);
   std::vector<float> all;
   for (const int n : sizes) {
@@ -120,13 +146,14 @@ class FisherSumsTest : public ::testing::Test {
     const auto n_tokens = std::ssize(rows) / kStride;
     for (int l = 0; l < 2; ++l) {
       const float *g = rows.data(), *r = rows_.data();
-      sums->Add({l, n_tokens, g, g, g, r, r, r}, shift_, is_held_back);
+      sums->Add({l, n_tokens, g, g, g, r, r, r}, shift_, means_, is_held_back);
     }
     sums->CountTokens(n_tokens, is_held_back);
   }
   ThreadPool pool_{2};
   const std::vector<float> rows_ = DrawJointRows(30, 9);  // whose gradients are added
   PositionShift shift_{5, std::vector<double>(24, 0.2)};
+  TurningMeans means_{kTwoGroups, /*n_pairs=*/8, /*half=*/24};
 };
 
 TEST_F(FisherSumsTest, IsHalfTheSumOfProductsPerTokenAndAddsUp) {
@@ -189,6 +216,34 @@ TEST_F(FisherSumsTest, RowsCountByTheSquaresOfTheirGradients) {
             v.weighed_covariance[first + 200 * kWidth + 3]);
 }
 
+TEST_F(FisherSumsTest, KeysLessTheirTurningMeanCountAlike) {
+  const std::vector<float> gradients = DrawJointRows(30, 2), first_keys = DrawJointRows(5, 6);
+  CalibrationStatistics plain = MakeStatistics(kTwoGroups), less = MakeStatistics(kTwoGroups);
+  FisherSums before(kTwoGroups, &pool_), after(kTwoGroups, &pool_);
+  Add(&before, gradients, false);
+  ASSERT_TRUE(before.Finish(&plain).ok());
+  // Without a mean they are the keys after RoPE.
+  EXPECT_EQ(plain.joint.k_block.weighed_covariance, plain.joint.k.weighed_covariance);
+  means_.See(1, first_keys.data(), 5);
+  Add(&after, gradients, false);
+  ASSERT_TRUE(after.Finish(&less).ok());
+  EXPECT_EQ(less.joint.k.weighed_covariance, plain.joint.k.weighed_covariance);
+  std::vector<float> rows = rows_;
+  std::vector<int> positions(30);
+  std::iota(positions.begin(), positions.end(), 0);
+  shift_.Apply(30 * 16, 48, rows.data());
+  shift_.TakeOff(means_.of(1), positions, 48, rows.data());
+  double weights = 0, mean = 0;
+  std::vector<float> turned = gradients;
+  for (int64_t t = 4; t < 30; ++t) {
+    double weight = 0;
+    for (int64_t i = 0; i < kWidth; ++i) weight += std::pow(turned[t * kStride + i], 2);
+    weights += weight;
+    mean += weight * rows[t * kStride + 3];
+  }
+  EXPECT_NEAR(less.joint.k_block.weighed_mean[1 * 2 * kWidth + 3], mean / weights, 1e-4);
+}
+
 TEST_F(FisherSumsTest, GradientsThatAreNotFiniteAreRefusedWithTheirLayer) {
   CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
   FisherSums sums(kTwoGroups, &pool_);
@@ -196,7 +251,7 @@ TEST_F(FisherSumsTest, GradientsThatAreNotFiniteAreRefusedWithTheirLayer) {
   Add(&sums, rows, false);
   rows[10 * kStride + 3] = std::numeric_limits<float>::quiet_NaN();
   const float *g = rows.data(), *r = rows_.data();
-  sums.Add({1, 12, g, g, g, r, r, r}, shift_, false);
+  sums.Add({1, 12, g, g, g, r, r, r}, shift_, means_, false);
   EXPECT_THAT(MessageOf(sums.Finish(&statistics)),
               ::testing::HasSubstr("layer 1: gradients are not finite"));
 }

@@ -5,7 +5,10 @@
 
 namespace kvlathe {
 
-PositionShift::PositionShift(int n_positions, std::span<const double> frequencies) {
+PositionShift::PositionShift(int n_positions, std::span<const double> frequencies, double amplitude)
+    : n_positions_(n_positions),
+      amplitude_(amplitude),
+      frequencies_(frequencies.begin(), frequencies.end()) {
   if (n_positions == 0) return;
   for (const double frequency : frequencies) {
     cos_.push_back(static_cast<float>(std::cos(n_positions * frequency)));
@@ -22,6 +25,25 @@ void PositionShift::Apply(int64_t n_rows, int64_t row_dim, float* rows) const {
       row[i] = a * cos_[i] - b * sin_[i];
       row[i + half] = b * cos_[i] + a * sin_[i];
     }
+  }
+}
+
+void PositionShift::TakeOff(const TurningMean& mean, std::span<const int> positions,
+                            int64_t row_dim, float* rows) const {
+  const auto half = std::ssize(frequencies_);
+  const int64_t n_pairs = std::min<int64_t>(mean.n_pairs, half);
+  for (const int position : positions) {
+    for (int64_t i = 0; i < n_pairs; ++i) {
+      const double angle = (n_positions_ + position) * frequencies_[i];
+      const auto cos = static_cast<float>(amplitude_ * std::cos(angle));
+      const auto sin = static_cast<float>(amplitude_ * std::sin(angle));
+      for (int64_t r = 0; r < mean.rows_per_token; ++r) {
+        const float a = mean.values[r * row_dim + i], b = mean.values[r * row_dim + i + half];
+        rows[r * row_dim + i] -= a * cos - b * sin;
+        rows[r * row_dim + i + half] -= b * cos + a * sin;
+      }
+    }
+    rows += mean.rows_per_token * row_dim;
   }
 }
 

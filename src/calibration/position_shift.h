@@ -16,13 +16,27 @@ class PositionShift {
  public:
   PositionShift() = default;  // none
   // `frequencies`: radians per position of the pairs of channels (i, i + their number); channels
-  // behind them do not turn.
-  PositionShift(int n_positions, std::span<const double> frequencies);
+  // behind them do not turn. RoPE multiplies what it turns by `amplitude`.
+  PositionShift(int n_positions, std::span<const double> frequencies, double amplitude = 1);
 
   // rows: [n_rows, row_dim], in place.
   void Apply(int64_t n_rows, int64_t row_dim, float* rows) const;
 
+  // Takes a mean from before RoPE, turned to their positions, off rows [n_rows, row_dim] that have
+  // been shifted; row i is of position positions[i / rows_per_token] of the sequence. Its mean is
+  // mean[i % rows_per_token * row_dim], of which only the first n_pairs pairs count.
+  struct TurningMean {
+    const float* values;  // [rows_per_token, row_dim]
+    int64_t rows_per_token;
+    int n_pairs;
+  };
+  void TakeOff(const TurningMean& mean, std::span<const int> positions, int64_t row_dim,
+               float* rows) const;
+
  private:
+  int n_positions_ = 0;
+  double amplitude_ = 1;
+  std::vector<double> frequencies_;
   std::vector<float> cos_, sin_;  // of every pair; empty: no shift
 };
 

@@ -14,7 +14,7 @@ struct HeadTurnAt {
   const HeadTurn& plan;
   const float *q, *k;
   std::byte *turned_q, *turned_k;
-  const float* key_offset;
+  const float *key_offset, *turning_mean;
   const PackedMatrix *query_map, *key_map;
   std::byte* mapped_q;
   const std::byte* joined_k;
@@ -37,6 +37,7 @@ PlacedRotation Resolve(const RotatePlan& plan, const CpuAccess& own,
                           .turned_q = own.At(head.turned_q),
                           .turned_k = own.At(head.turned_k.first),
                           .key_offset = own.As<const float>(head.key_offset),
+                          .turning_mean = own.As<const float>(head.turning_mean),
                           .query_map = residents.At(head.query_map),
                           .key_map = residents.At(head.key_map),
                           .mapped_q = own.At(head.mapped_q),
@@ -105,8 +106,13 @@ void Rotation::TurnRow(const float* row, int position, DType out_type, void* out
 void Rotation::TurnKey(const HeadTurnAt& head, int64_t token_idx, float* centred,
                        std::byte* out) const {
   const RotatePlan& plan = turn_.plan;
-  const float* const row = head.k + token_idx * plan.stride;
+  const float* row = head.k + token_idx * plan.stride;
   const int position = plan.tokens[token_idx].position;
+  if (head.turning_mean != nullptr && position >= plan.first_less_mean) {
+    float* const less_mean = centred + plan.head_dim;
+    for (int i = 0; i < plan.head_dim; ++i) less_mean[i] = row[i] - head.turning_mean[i];
+    row = less_mean;
+  }
   const bool turns = position < plan.first_unturned;
   const bool all_turn = plan.first_unturned == RotatePlan::kAllTurn;
   if (head.key_offset == nullptr || turns != all_turn) {
@@ -126,7 +132,7 @@ void Rotation::TurnKey(const HeadTurnAt& head, int64_t token_idx, float* centred
 void Rotation::TurnRows(const HeadTurnAt& head, Range tokens) const {
   const RotatePlan& plan = turn_.plan;
   const int64_t d = plan.head_dim, element = SizeOf(plan.out_type);
-  std::vector<float> centred(d);
+  std::vector<float> centred(2 * d);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     for (int h = 0; h < plan.gqa_group; ++h) {
       std::byte* const row =

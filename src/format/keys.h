@@ -3,11 +3,13 @@
 //
 //   TurnedKeys   k after RoPE, as the model makes it           read as they lie
 //   MappedKeys   (k after RoPE) E                              read as they lie by queries q D
+//                (k after RoPE less its turning mean) E        and the mean added to scores
 //   LatentKeys   (k before RoPE) E                             read as k~ F, turned to its position
 //
 // D, E and F are the maps of a basis (analysis/bases/basis.h).
 #pragma once
 
+#include <algorithm>
 #include <variant>
 
 namespace kvlathe {
@@ -20,6 +22,10 @@ struct MappedKeys {
   // How many KV heads of the model are one head of the cache: its maps take the rows of all of them
   // side by side, keys and values alike.
   int heads_per_map = 1;
+  // From how many pairs of channels, the first ones, which turn fastest, keys behind the sinks lose
+  // their mean before they turn. Turned to position j the mean m is R(j) m, so a query adds q R(j)
+  // m to its score: a sum of cosines and sines of j, whose weights are made once for a query.
+  int turning_pairs = 0;
   friend bool operator==(const MappedKeys&, const MappedKeys&) = default;
 };
 
@@ -40,14 +46,15 @@ struct KeyFacts {
   bool turn_when_read;  // attention turns them, so it has to know the positions of entries
   int heads_per_map;
   int heads_per_latent;
+  int turning_pairs;
 };
 
-constexpr KeyFacts FactsOf(const TurnedKeys& /*keys*/) { return {false, false, false, 1, 1}; }
+constexpr KeyFacts FactsOf(const TurnedKeys& /*keys*/) { return {false, false, false, 1, 1, 0}; }
 constexpr KeyFacts FactsOf(const MappedKeys& keys) {
-  return {true, true, false, keys.heads_per_map, 1};
+  return {true, true, false, keys.heads_per_map, 1, keys.turning_pairs};
 }
 constexpr KeyFacts FactsOf(const LatentKeys& keys) {
-  return {true, false, true, keys.heads_per_map, keys.heads_per_latent};
+  return {true, false, true, keys.heads_per_map, keys.heads_per_latent, 0};
 }
 constexpr KeyFacts FactsOf(const Keys& keys) {
   return std::visit([](const auto& form) { return FactsOf(form); }, keys);
@@ -56,7 +63,16 @@ constexpr KeyFacts FactsOf(const Keys& keys) {
 constexpr bool TurnWhenRead(const Keys& keys) { return FactsOf(keys).turn_when_read; }
 constexpr int HeadsPerMap(const Keys& keys) { return FactsOf(keys).heads_per_map; }
 constexpr int HeadsPerLatent(const Keys& keys) { return FactsOf(keys).heads_per_latent; }
+constexpr int TurningPairs(const Keys& keys) { return FactsOf(keys).turning_pairs; }
 // How many KV heads' keys a map takes side by side: those that it joins, or that share latents.
 constexpr int KeysPerMap(const Keys& keys) { return HeadsPerMap(keys) * HeadsPerLatent(keys); }
+
+inline constexpr int kMostTurningPairs = 16;
+// The pairs whose means are taken off in a model of which rope_dim channels turn: 16 of them are
+// enough (means of slower pairs hardly turn in a context, and are part of the constant offset), in
+// eights, as kernels read them.
+constexpr int MostTurningPairs(int rope_dim) {
+  return rope_dim % 4 == 0 ? std::min(kMostTurningPairs, rope_dim / 2) / 8 * 8 : 0;
+}
 
 }  // namespace kvlathe

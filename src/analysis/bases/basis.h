@@ -34,6 +34,9 @@ struct HeadBasis {
   // the output bias, because attention weights sum to 1. Neither costs stored bytes.
   std::vector<float> key_offset = {};
   std::vector<float> value_offset = {};
+  // What keys behind the sinks lose before they turn (MappedKeys::turning_pairs), [head_dim] or
+  // empty; 0 but in the fastest pairs of the channels of each KV head of the model.
+  std::vector<float> turning_mean = {};
   // F [rank_k, head_dim], or empty. If not, keys are stored as latents from before RoPE, k~ = (k -
   // key_offset) E, and attention reads k~ F + key_offset, turned to its position; queries stay as
   // they are and there is no query_basis. All heads of a model have it or none.

@@ -13,7 +13,7 @@ namespace kvlathe {
 namespace {
 
 constexpr const char* kFormat = "kvlathe-statistics";
-constexpr const char* kFormatVersion = "12";
+constexpr const char* kFormatVersion = "13";
 constexpr const char* kRecalibrate = "write a new one with kvlathe calibrate";
 
 using Metadata = std::map<std::string, std::string>;
@@ -32,14 +32,16 @@ void AddMoments(const std::string& name, const StatisticsShape& shape, int64_t n
       {name + ".covariance", {n_layers, n_heads, head_dim, head_dim}, &moments->covariance});
 }
 
-void AddJointMoments(const std::string& name, const StatisticsShape& shape, JointMoments* moments,
-                     std::vector<ArrayField>* fields) {
+void AddJointMoments(const std::string& name, const StatisticsShape& shape, bool has_fisher,
+                     JointMoments* moments, std::vector<ArrayField>* fields) {
   const int64_t n_heads = JointHeads(shape), width = n_heads * shape.head_dim;
   const int64_t n_layers = shape.n_layers, n_groups = shape.n_kv_heads / n_heads;
   fields->push_back({name + ".mean", {n_layers, n_groups, width}, &moments->mean});
   fields->push_back(
       {name + ".covariance", {n_layers, n_groups, width, width}, &moments->covariance});
-  fields->push_back({name + ".fisher", {n_layers, n_groups, width, width}, &moments->fisher});
+  if (has_fisher) {
+    fields->push_back({name + ".fisher", {n_layers, n_groups, width, width}, &moments->fisher});
+  }
   fields->push_back({name + ".weighed_mean", {n_layers, n_groups, width}, &moments->weighed_mean});
   fields->push_back({name + ".weighed_covariance",
                      {n_layers, n_groups, width, width},
@@ -48,9 +50,10 @@ void AddJointMoments(const std::string& name, const StatisticsShape& shape, Join
 
 void AddJointStatistics(const std::string& name, const StatisticsShape& shape,
                         JointStatistics* statistics, std::vector<ArrayField>* fields) {
-  AddJointMoments(name + ".k", shape, &statistics->k, fields);
-  AddJointMoments(name + ".k_pre", shape, &statistics->k_pre, fields);
-  AddJointMoments(name + ".v", shape, &statistics->v, fields);
+  AddJointMoments(name + ".k", shape, true, &statistics->k, fields);
+  AddJointMoments(name + ".k_block", shape, false, &statistics->k_block, fields);
+  AddJointMoments(name + ".k_pre", shape, true, &statistics->k_pre, fields);
+  AddJointMoments(name + ".v", shape, true, &statistics->v, fields);
 }
 
 void AddHistograms(const std::string& name, const StatisticsShape& shape,
@@ -79,6 +82,8 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   AddMoments("sink_v", s->shape, n_kv_heads, &s->sink_v, &fields);
   AddJointStatistics("joint", s->shape, &s->joint, &fields);
   AddJointStatistics("held_back", s->shape, &s->held_back, &fields);
+  fields.push_back(
+      {"turning_mean", {s->shape.n_layers, n_kv_heads, s->shape.head_dim}, &s->turning_mean});
   AddHistograms("k_post_histograms", s->shape, &s->k_post_histograms, &fields);
   AddHistograms("k_pre_histograms", s->shape, &s->k_pre_histograms, &fields);
   AddHistograms("v_histograms", s->shape, &s->v_histograms, &fields);

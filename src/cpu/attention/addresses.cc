@@ -23,6 +23,7 @@ void JobAddresses::Resolve(const CpuLookup& lookup, const HeadJob& job, int entr
   merged_v_ = lookup.own.At(job.merged.v);
   sink_k_ = access.At(job.sinks.k);
   sink_v_ = access.At(job.sinks.v);
+  mean_ = {KeyRotationAt(lookup.own, job.mean.rotation), job.mean.n_pairs};
   if (job.latents.empty()) return;
   const size_t n_slices = job.latents.slices.size();
   slices_.resize(n_slices);

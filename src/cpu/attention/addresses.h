@@ -29,6 +29,7 @@ class JobAddresses {
     return packed_.n_runs > 0 || packed_.open.n_blocks > 0 ? &packed_ : nullptr;
   }
   const LatentHead& latents() const { return latents_; }
+  const TurningMean& mean() const { return mean_; }
   const std::byte* q() const { return q_; }
   const std::byte* q_full() const { return q_full_; }
   const std::byte* merged_k() const { return merged_k_; }
@@ -46,6 +47,7 @@ class JobAddresses {
   PackedHead packed_;
   std::vector<PackedRun> runs_;
   LatentHead latents_;
+  TurningMean mean_;
   std::vector<LatentSlice> slices_;
   std::vector<BlockList> slice_blocks_;
   std::vector<std::vector<PackedRun>> slice_runs_;

@@ -48,6 +48,7 @@ AttendParams BlockParams(const HeadJob& job, const JobAddresses& at, const WorkI
           .q_stride = job.q_stride,
           .blocks = at.blocks(),
           .packed = at.packed(),
+          .mean = at.mean(),
           .kv_begin = item.entry_begin,
           .kv_end = item.entry_end,
           .first_visible = job.first_visible + item.row_begin / job.gqa_group,

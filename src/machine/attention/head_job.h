@@ -54,6 +54,13 @@ struct LatentIds {
   }
 };
 
+// The mean that keys of blocks have lost and that turns with their positions (format/keys.h):
+// TurningMean with ids in place of addresses.
+struct TurningMeanIds {
+  KeyRotationId rotation;  // of HeadJob::blocks
+  int n_pairs = 0;         // 0: none was taken off
+};
+
 // Positions that a head keeps apart from its blocks.
 struct SinkIds {
   ObjectPlace k;  // [n, head_dim] row_type, before any basis
@@ -73,13 +80,15 @@ struct HeadJob {
   int gqa_group = 1;  // query heads that share this KV head
   int n_tokens = 0;   // query tokens; rows are token-major: row = t * gqa_group + h
   ObjectPlace q;      // [n_tokens * gqa_group, rank_k] row_type, in the key basis, not
-                      // scaled; with latents q_full
+                      // scaled; with latents q_full. Behind rank_k numbers, with a turning mean,
+                      // the weights of its cosines and of its sines, n_pairs each
   int64_t q_stride = 0;
   ObjectPlace q_full;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0
   int64_t q_full_stride = 0;
   std::span<const ObjectId> blocks;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
   SealedHead packed;                 // its runs are the first blocks; without runs all are plain
   LatentIds latents;
+  TurningMeanIds mean;
   int n_entries = 0;  // entries in the blocks, those of this step included
   // How many entries of the blocks token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.

@@ -57,6 +57,9 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   job.n_tokens = n_new;
   AddQueries(place, g, a, &job);
   if (TurnWhenRead(layout.keys)) job.latents = LatentsOf(place, g);
+  if (TurningPairs(layout.keys) > 0) {
+    job.mean = {place.rotation.From(place.first_block), TurningPairs(layout.keys)};
+  }
   const std::span<const ObjectId> blocks = head.blocks();
   job.blocks = blocks.subspan(std::min<size_t>(place.first_block, blocks.size()));
   if (layout.seal.has_value()) AddPacked(place, g, &job);
