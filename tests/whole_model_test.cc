@@ -9,8 +9,10 @@
 
 #include "analysis/bases/basis_methods.h"
 #include "analysis/bases/hadamard.h"
+#include "base/random.h"
 #include "calibration/calibrate.h"
 #include "calibration/gradients/decoder_gradients.h"
+#include "format/keys.h"
 #include "loaded_model.h"
 #include "model/weight_grams.h"
 #include "model_shapes.h"

@@ -236,7 +236,7 @@ void MakeCodebooks(Residents* residents, AttentionCase* c) {
 void MakeKeyMaps(const AttentionBenchOptions& options, Residents* residents, AttentionCase* c) {
   const std::optional<SealPlan>& seal = c->layout.seal;
   const bool turns_codes = seal.has_value() && seal->format.seals_keys_before_rope();
-  if (!turns_codes && !TurnWhenRead(c->keys)) return;
+  if (!turns_codes && !TurnWhenRead(c->keys) && TurningPairs(c->keys) == 0) return;
   const int key_dim = options.head_dim / HeadsPerMap(c->keys);
   const int64_t n = BlocksOf(c->row.context) * kBlockSize * key_dim / 2;
   c->cos.assign(n, 1.0f);
@@ -295,6 +295,7 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
   const int group = options.n_heads / options.n_kv_heads;
   const int64_t n_tokens = c->row.n_tokens, n_rows = n_tokens * group;
   const auto n_head_blocks = static_cast<size_t>(BlocksOf(c->row.context));
+  const int n_mean_weights = 2 * TurningPairs(c->keys);
   for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
     const int64_t head = static_cast<int64_t>(i) % options.n_kv_heads;
     const BlockShape& shape = c->layout.shapes[i];
@@ -304,8 +305,9 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
          .head_dim = options.head_dim,
          .gqa_group = group,
          .n_tokens = c->row.n_tokens,
-         .q = memory.places(memory.q.as<Bf16>() + head * n_rows * options.head_dim),
-         .q_stride = shape.rank_k,
+         .q = memory.places(memory.q.as<Bf16>() +
+                            head * n_rows * (options.head_dim + n_mean_weights)),
+         .q_stride = shape.rank_k + n_mean_weights,
          .blocks = std::span(c->blocks).subspan(i * n_head_blocks, n_head_blocks),
          .n_entries = c->lengths[i],
          .first_visible = c->lengths[i] - c->row.n_tokens + 1,
@@ -316,6 +318,7 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
         c->cos.empty() ? KeyRotationId()
                        : KeyRotationId{memory.places(c->cos.data()), memory.places(c->sin.data()),
                                        options.head_dim / HeadsPerMap(c->keys) / 2};
+    if (n_mean_weights > 0) c->jobs.back().mean = {rotation, n_mean_weights / 2};
     if (!c->maps.empty()) {
       c->jobs.back().q_stride = options.head_dim;
       c->jobs.back().latents = {
@@ -402,7 +405,8 @@ AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, 
     const double n = std::min(c.row.n_tokens, c.lengths[i]);
     const double n_visible = n * (c.lengths[i] - n) + n * (n + 1) / 2;
     const int key_width = TurnWhenRead(c.keys) ? of_model.head_dim : shape.rank_k;
-    c.row.flops += 2.0 * (key_width + shape.rank_v) / c.n_layers * n_visible * group;
+    const int n_dots = key_width + 2 * TurningPairs(c.keys) + shape.rank_v;
+    c.row.flops += 2.0 * n_dots / c.n_layers * n_visible * group;
   }
   return c;
 }
