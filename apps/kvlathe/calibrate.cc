@@ -124,8 +124,8 @@ void AddCalibrateVerb(Verbs* verbs) {
   auto* text = verb->add_option("--text", options->run.text_path, "calibrate on a text instead")
                    ->excludes(random);
   verb->add_option("--tokens", options->run.n_text_tokens,
-                   "tokens of the text to read, from all over it (default: 16384; fewer of models "
-                   "of more than 268 million weights)")
+                   "tokens of the text to read, from all over it (default: 24576; fewer of models "
+                   "of more than 134 million weights)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
       ->needs(text);
   verb->add_flag(

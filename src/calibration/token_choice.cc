@@ -13,7 +13,7 @@ bool IsHeldBack(int64_t sequence_idx, int64_t n_sequences) {
 }
 
 int64_t CalibrationTokens(int64_t n_weights) {
-  constexpr int64_t kMost = 16384, kLeast = 3072, kWeights = int64_t{1} << 28;
+  constexpr int64_t kMost = 24576, kLeast = 3072, kWeights = int64_t{1} << 27;
   if (n_weights <= kWeights) return kMost;
   const double share = static_cast<double>(kWeights) / static_cast<double>(n_weights);
   return std::max(kLeast, static_cast<int64_t>(static_cast<double>(kMost) * std::sqrt(share)));

@@ -16,7 +16,7 @@ inline constexpr int kGradientWindowTokens = 1024;
 bool IsHeldBack(int64_t sequence_idx, int64_t n_sequences);
 
 // How many tokens calibration reads of a text, in a model with n_weights weights in its matrices:
-// 16,384 up to 2^28 weights; with more weights fewer, by the root of their number, but at least
+// 24,576 up to 2^27 weights; with more weights fewer, by the root of their number, but at least
 // 3,072. docs/basis.md, Tokens, has what they are chosen by.
 int64_t CalibrationTokens(int64_t n_weights);
 

@@ -19,10 +19,10 @@ TEST(IsHeldBackTest, EveryFifthOrTheLastOfTwoToFour) {
 }
 
 TEST(CalibrationTokensTest, FallWithTheRootOfTheWeightsOfLargeModels) {
-  EXPECT_EQ(CalibrationTokens(135'000'000), 16384);
-  EXPECT_EQ(CalibrationTokens(int64_t{1} << 28), 16384);
-  EXPECT_EQ(CalibrationTokens(int64_t{1} << 30), 8192);
-  EXPECT_EQ(CalibrationTokens(1'540'000'000), 6840);  // Qwen2.5-Coder-1.5B
+  EXPECT_EQ(CalibrationTokens(1'000'000), 24576);
+  EXPECT_EQ(CalibrationTokens(int64_t{1} << 27), 24576);
+  EXPECT_EQ(CalibrationTokens(int64_t{1} << 29), 12288);
+  EXPECT_EQ(CalibrationTokens(1'540'000'000), 7255);  // Qwen2.5-Coder-1.5B
   EXPECT_EQ(CalibrationTokens(int64_t{1} << 36), 3072);
 }
 
