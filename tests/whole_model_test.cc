@@ -247,7 +247,9 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   }
   for (const int joint_channels : {0, config.n_kv_heads * config.head_dim}) {
     BasisInputs of_block = {&with_mean, *value_grams, *output_grams};
-    of_block.options = {.turning_pairs = n_pairs, .joint_channels = joint_channels};
+    of_block.options = {.has_frames = config.rope_dim() > 0,
+                        .turning_pairs = n_pairs,
+                        .joint_channels = joint_channels};
     expect_same("lathe", of_block);
   }
   auto value_biases = WeightGrams(none.weights.get()).ValueBiases();

@@ -116,9 +116,8 @@ void TurningMeans::See(int layer_idx, const float* k_pre, int64_t n_rows) {
   }
 }
 
-PositionShift::TurningMean TurningMeans::of(int layer_idx) const {
-  return {&values_[int64_t{layer_idx} * shape_.n_kv_heads * shape_.head_dim], shape_.n_kv_heads,
-          n_pairs_};
+const float* TurningMeans::of(int layer_idx) const {
+  return &values_[int64_t{layer_idx} * shape_.n_kv_heads * shape_.head_dim];
 }
 
 void TurningMeans::AppendTo(SumBytes* bytes) {
@@ -157,14 +156,15 @@ void JointMomentSums::Observe(const QkvView& view) {
   }
   const float* const k_pre = view.k_pre + n_sinks * stride;
   turning_means_.See(view.layer_idx, k_pre, n_rows);
-  less_mean_.assign(k_post, k_post + n_rows * stride);
+  in_frames_.resize(n_rows * stride);
   const PositionShift none;
   const PositionShift& shift = shifts_.empty() ? none : shifts_[view.layer_idx];
-  shift.TakeOff(turning_means_.of(view.layer_idx), std::span(view.positions + n_sinks, n_rows),
-                shape_.head_dim, less_mean_.data());
+  shift.TurnInFrames({std::span(view.positions + n_sinks, n_rows), shape_.n_kv_heads,
+                      shape_.head_dim, k_pre, turning_means_.of(view.layer_idx)},
+                     in_frames_.data());
   Part& part = parts_[is_held_back_ ? 1 : 0];
   const std::pair<Kind, const float*> kinds[] = {{kKeys, k_post},
-                                                 {kKeysLessMean, less_mean_.data()},
+                                                 {kKeysInFrames, in_frames_.data()},
                                                  {kKeysBeforeRope, k_pre},
                                                  {kValues, view.v + n_sinks * stride}};
   for (const auto& [kind, rows] : kinds) {
@@ -187,7 +187,7 @@ void JointMomentSums::Finish(CalibrationStatistics* statistics) {
                                                       {&parts_[1], &statistics->held_back}};
   for (const auto& [part, to] : parts) {
     Normalise(&part->of_kind[kKeys], width_, &to->k.mean, &to->k.covariance);
-    Normalise(&part->of_kind[kKeysLessMean], width_, &to->k_block.mean, &to->k_block.covariance);
+    Normalise(&part->of_kind[kKeysInFrames], width_, &to->k_block.mean, &to->k_block.covariance);
     Normalise(&part->of_kind[kKeysBeforeRope], width_, &to->k_pre.mean, &to->k_pre.covariance);
     Normalise(&part->of_kind[kValues], width_, &to->v.mean, &to->v.covariance);
   }
@@ -202,21 +202,19 @@ FisherSums::FisherSums(const StatisticsShape& shape, ThreadPool* pool)
       adder_(pool) {
   const int64_t n_matrices = shape.n_layers * n_groups_;
   for (Part& part : parts_) {
-    for (KindSums* sums : {&part.k, &part.k_pre, &part.v}) {
+    for (KindSums* sums : {&part.k, &part.k_block, &part.k_pre, &part.v}) {
       sums->rows = MakeSums(n_matrices, width_);
       sums->fisher.resize(n_matrices * width_ * width_);
     }
-    part.k_block = MakeSums(n_matrices, width_);
   }
 }
 
 void FisherSums::AppendTo(SumBytes* bytes) {
   for (Part& part : parts_) {
-    for (KindSums* sums : {&part.k, &part.k_pre, &part.v}) {
+    for (KindSums* sums : {&part.k, &part.k_block, &part.k_pre, &part.v}) {
       sums->rows.AppendTo(bytes);
       AppendSums(&sums->fisher, bytes);
     }
-    part.k_block.AppendTo(bytes);
     AppendSums(&part.n_tokens, bytes);
   }
 }
@@ -235,40 +233,35 @@ void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift,
   AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k);
   std::vector<int> positions(n_tokens);
   std::iota(positions.begin(), positions.end(), 0);
-  shift.TakeOff(means.of(layer_idx), positions, shape_.head_dim, turned_rows_.data());
-  for (int64_t group = 0; group < n_groups_; ++group) {
-    AddWeighed(turned_.data() + group * width_, turned_rows_.data() + group * width_, n_tokens,
-               layer_idx * n_groups_ + group, &part.k_block);
-  }
+  PositionShift::RowsInFrames in = {positions, shape_.n_kv_heads, shape_.head_dim, gradients.k_pre};
+  shift.TurnGradientsInFrames(in, turned_.data());
+  in.rows = gradients.k_pre_rows;
+  in.mean = means.of(layer_idx);
+  shift.TurnInFrames(in, turned_rows_.data());
+  AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k_block);
   AddRows(gradients.k_pre, gradients.k_pre_rows, n_tokens, layer_idx, &part.k_pre);
   AddRows(gradients.v, gradients.v_rows, n_tokens, layer_idx, &part.v);
-}
-
-void FisherSums::AddWeighed(const float* gradients, const float* rows, int64_t n_tokens, int64_t at,
-                            JointSums* sums) {
-  const int64_t stride = width_ * n_groups_, n = n_tokens - kCalibrationSinks;
-  if (n <= 0) return;
-  weights_.resize(n);
-  for (int64_t t = 0; t < n; ++t) {
-    const float* const g = gradients + (kCalibrationSinks + t) * stride;
-    weights_[t] = std::inner_product(g, g + width_, g, 0.0f);
-  }
-  adder_.Add(rows + kCalibrationSinks * stride, n, stride, weights_.data(), width_, at, sums);
 }
 
 void FisherSums::AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
                          KindSums* sums) {
   const int64_t stride = width_ * n_groups_, n = n_tokens - kCalibrationSinks;
   if (n <= 0) return;
+  gradients += kCalibrationSinks * stride;
+  rows += kCalibrationSinks * stride;
+  weights_.resize(n);
   for (int64_t group = 0; group < n_groups_; ++group) {
     const int64_t at = layer_idx * n_groups_ + group;
-    AddWeighed(gradients + group * width_, rows + group * width_, n_tokens, at, &sums->rows);
+    for (int64_t t = 0; t < n; ++t) {
+      const float* const g = gradients + t * stride + group * width_;
+      weights_[t] = std::inner_product(g, g + width_, g, 0.0f);
+    }
+    adder_.Add(rows + group * width_, n, stride, weights_.data(), width_, at, &sums->rows);
     pool_->Run([&](int worker_id) {
       const Range columns = ShareOf(width_, kColumnStep, worker_id, pool_->n_workers());
       if (columns.begin == columns.end) return;
-      MultiplyColumns(gradients + kCalibrationSinks * stride + group * width_, n, stride, width_,
-                      columns, true, sums->fisher.data() + at * width_ * width_ + columns.begin,
-                      width_);
+      MultiplyColumns(gradients + group * width_, n, stride, width_, columns, true,
+                      sums->fisher.data() + at * width_ * width_ + columns.begin, width_);
     });
   }
 }
@@ -304,9 +297,9 @@ Status FisherSums::Finish(CalibrationStatistics* statistics) {
     to->n_tokens = part->n_tokens[0];
     if (to->n_tokens == 0) continue;
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k, &to->k));
+    KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k_block, &to->k_block));
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k_pre, &to->k_pre));
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->v, &to->v));
-    Normalise(&part->k_block, width_, &to->k_block.weighed_mean, &to->k_block.weighed_covariance);
   }
   return OkStatus();
 }

@@ -53,7 +53,7 @@ class TurningMeans {
   // Takes keys before RoPE [n_rows, n_kv_heads * head_dim] of a layer as the first ones, unless it
   // has seen some.
   void See(int layer_idx, const float* k_pre, int64_t n_rows);
-  PositionShift::TurningMean of(int layer_idx) const;
+  const float* of(int layer_idx) const;  // [n_kv_heads, head_dim]
   void AppendTo(SumBytes* bytes);
   const std::vector<float>& values() const { return values_; }
 
@@ -86,7 +86,7 @@ class JointMomentSums : public QkvObserver {
   void Finish(CalibrationStatistics* statistics);
 
  private:
-  enum Kind { kKeys, kKeysLessMean, kKeysBeforeRope, kValues, kKinds };
+  enum Kind { kKeys, kKeysInFrames, kKeysBeforeRope, kValues, kKinds };
   struct Part {
     JointSums of_kind[kKinds];
   };
@@ -97,7 +97,7 @@ class JointMomentSums : public QkvObserver {
   bool is_held_back_ = false;
   Part parts_[2];  // calibration, held back
   TurningMeans turning_means_;
-  std::vector<float> turned_, less_mean_;  // keys of a view
+  std::vector<float> turned_, in_frames_;  // keys of a view
   JointAdder adder_;
 };
 
@@ -126,16 +126,12 @@ class FisherSums {
     std::vector<float> fisher;  // [n_layers, n_groups, width, width], not yet divided
   };
   struct Part {
-    KindSums k, k_pre, v;
-    JointSums k_block;
+    KindSums k, k_block, k_pre, v;
     std::vector<int64_t> n_tokens = {0};
   };
   // Gradients and their rows, [n_tokens, n_kv_heads, head_dim].
   void AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
                KindSums* sums);
-  // Adds rows, each weighed by the square of its gradients.
-  void AddWeighed(const float* gradients, const float* rows, int64_t n_tokens, int64_t at,
-                  JointSums* sums);
   Status FinishMoments(int64_t n_tokens, KindSums* sums, JointMoments* moments) const;
 
   StatisticsShape shape_;

@@ -55,8 +55,9 @@ TEST(JointMomentSumsTest, EachPartHasItsRowsBehindTheSinksAndKeysTurn) {
   ASSERT_EQ(JointHeads(kTwoGroups), 8);
   ThreadPool pool(3);
   JointMomentSums sums(kTwoGroups, /*n_pairs=*/8, /*half=*/24, &pool);
-  const std::vector<double> frequencies(24, 0.1);
-  const std::vector<PositionShift> shifts(2, PositionShift(7, frequencies, 1.5)),
+  std::vector<double> frequencies(24, 0.1);
+  std::fill_n(frequencies.begin() + 20, 4, 0.01);
+  const std::vector<PositionShift> shifts(2, PositionShift(300, frequencies, 1.5)),
       none(2, PositionShift(0, frequencies));
   const std::vector<float> k_post = DrawJointRows(20, 1), k_pre = DrawJointRows(20, 2),
                            v = DrawJointRows(20, 3);
@@ -92,22 +93,25 @@ TEST(JointMomentSumsTest, EachPartHasItsRowsBehindTheSinksAndKeysTurn) {
                 0.004 * std::abs(MeanOf(k_pre, 4, at)));
   }
   for (const int64_t channel : {8, 23, 32, 47}) EXPECT_EQ(s.turning_mean[kStride + channel], 0);
-  std::vector<float> less_mean = turned;
+  // All pairs go round more than twice in a frame, but for the last ones.
+  std::vector<float> in_frames(k_pre.size());
   for (int64_t t = 0; t < 20; ++t) {
     for (int64_t head = 0; head < 16; ++head) {
-      for (int64_t i = 0; i < 8; ++i) {
-        const int64_t row = t * kStride + head * 48;
-        const double angle = (7 + static_cast<double>(t)) * 0.1;
-        const double a = s.turning_mean[kStride + head * 48 + i],
-                     b = s.turning_mean[kStride + head * 48 + i + 24];
-        less_mean[row + i] -= 1.5 * (a * std::cos(angle) - b * std::sin(angle));
-        less_mean[row + i + 24] -= 1.5 * (b * std::cos(angle) + a * std::sin(angle));
+      for (int64_t i = 0; i < 24; ++i) {
+        const int64_t row = t * kStride + head * 48, of_mean = kStride + head * 48 + i;
+        const double place = static_cast<double>(i < 20 ? 300 + t : (300 + t - 4) % 256);
+        const double angle = place * (i < 20 ? 0.1 : 0.01);
+        const double a = k_pre[row + i] - s.turning_mean[of_mean],
+                     b = k_pre[row + i + 24] - s.turning_mean[of_mean + 24];
+        in_frames[row + i] = static_cast<float>(1.5 * (a * std::cos(angle) - b * std::sin(angle)));
+        in_frames[row + i + 24] =
+            static_cast<float>(1.5 * (b * std::cos(angle) + a * std::sin(angle)));
       }
     }
   }
   for (const auto& [a, b] : {std::pair<int64_t, int64_t>{0, 0}, {5, 300}, {24, 31}, {383, 100}}) {
     EXPECT_NEAR(s.joint.k_block.covariance[of_group + a * kWidth + b],
-                CovarianceOf(less_mean, 4, kWidth + a, kWidth + b), 1e-4);
+                CovarianceOf(in_frames, 4, kWidth + a, kWidth + b), 1e-4);
   }
 }
 
@@ -216,32 +220,55 @@ TEST_F(FisherSumsTest, RowsCountByTheSquaresOfTheirGradients) {
             v.weighed_covariance[first + 200 * kWidth + 3]);
 }
 
-TEST_F(FisherSumsTest, KeysLessTheirTurningMeanCountAlike) {
+TEST_F(FisherSumsTest, KeysInFramesAndTheirGradientsTurnAlike) {
   const std::vector<float> gradients = DrawJointRows(30, 2), first_keys = DrawJointRows(5, 6);
-  CalibrationStatistics plain = MakeStatistics(kTwoGroups), less = MakeStatistics(kTwoGroups);
-  FisherSums before(kTwoGroups, &pool_), after(kTwoGroups, &pool_);
-  Add(&before, gradients, false);
-  ASSERT_TRUE(before.Finish(&plain).ok());
-  // Without a mean they are the keys after RoPE.
-  EXPECT_EQ(plain.joint.k_block.weighed_covariance, plain.joint.k.weighed_covariance);
+  CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
+  FisherSums sums(kTwoGroups, &pool_);
   means_.See(1, first_keys.data(), 5);
-  Add(&after, gradients, false);
-  ASSERT_TRUE(after.Finish(&less).ok());
-  EXPECT_EQ(less.joint.k.weighed_covariance, plain.joint.k.weighed_covariance);
-  std::vector<float> rows = rows_;
+  Add(&sums, gradients, false);
+  ASSERT_TRUE(sums.Finish(&statistics).ok());
   std::vector<int> positions(30);
   std::iota(positions.begin(), positions.end(), 0);
-  shift_.Apply(30 * 16, 48, rows.data());
-  shift_.TakeOff(means_.of(1), positions, 48, rows.data());
+  std::vector<float> rows(rows_.size()), turned(rows_.size());
+  shift_.TurnInFrames({positions, 16, 48, rows_.data(), means_.of(1)}, rows.data());
+  shift_.TurnGradientsInFrames({positions, 16, 48, gradients.data()}, turned.data());
   double weights = 0, mean = 0;
-  std::vector<float> turned = gradients;
   for (int64_t t = 4; t < 30; ++t) {
     double weight = 0;
     for (int64_t i = 0; i < kWidth; ++i) weight += std::pow(turned[t * kStride + i], 2);
     weights += weight;
     mean += weight * rows[t * kStride + 3];
   }
-  EXPECT_NEAR(less.joint.k_block.weighed_mean[1 * 2 * kWidth + 3], mean / weights, 1e-4);
+  const JointMoments& found = statistics.joint.k_block;
+  EXPECT_NEAR(found.weighed_mean[1 * 2 * kWidth + 3], mean / weights, 1e-4);
+  EXPECT_NEAR(found.fisher[1 * 2 * kWidth * kWidth + 3 * kWidth + 200],
+              SumOfProducts(turned, 4, 3, 200) / 60, 1e-4);
+}
+
+// A gradient with respect to a row before it turns is A R^T times that with respect to what it
+// becomes.
+TEST(PositionShiftTest, AGradientInFramesIsThatOfTheTurnedRow) {
+  const std::vector<double> frequencies = {1.0, 0.3, 0.01, 0.001};
+  const PositionShift shift(500, frequencies, 1.25);
+  Random random(4);
+  const std::vector<int> positions = {0, 3, 700};
+  std::vector<float> row(3 * 10), change(3 * 10), gradient(3 * 10);
+  for (std::vector<float>* numbers : {&row, &change, &gradient}) {
+    for (float& x : *numbers) x = static_cast<float>(random.Normal());
+  }
+  std::vector<float> changed = row, before(30), behind(30), of_turned(30);
+  for (int i = 0; i < 30; ++i) changed[i] += change[i];
+  shift.TurnInFrames({positions, 1, 10, row.data()}, before.data());
+  shift.TurnInFrames({positions, 1, 10, changed.data()}, behind.data());
+  shift.TurnGradientsInFrames({positions, 1, 10, gradient.data()}, of_turned.data());
+  for (int t = 0; t < 3; ++t) {
+    double of_rows = 0, of_turned_rows = 0;
+    for (int i = 10 * t; i < 10 * t + 8; ++i) {  // the last two channels do not turn
+      of_rows += double{gradient[i]} * change[i];
+      of_turned_rows += double{of_turned[i]} * (behind[i] - before[i]);
+    }
+    EXPECT_NEAR(of_turned_rows, of_rows, 1e-4);
+  }
 }
 
 TEST_F(FisherSumsTest, GradientsThatAreNotFiniteAreRefusedWithTheirLayer) {

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "analysis/statistics/statistics.h"
+#include "format/keys.h"
+
 namespace kvlathe {
 
 PositionShift::PositionShift(int n_positions, std::span<const double> frequencies, double amplitude)
     : n_positions_(n_positions),
       amplitude_(amplitude),
+      n_absolute_(AbsolutePairs(frequencies)),
       frequencies_(frequencies.begin(), frequencies.end()) {
   if (n_positions == 0) return;
   for (const double frequency : frequencies) {
@@ -28,23 +32,40 @@ void PositionShift::Apply(int64_t n_rows, int64_t row_dim, float* rows) const {
   }
 }
 
-void PositionShift::TakeOff(const TurningMean& mean, std::span<const int> positions,
-                            int64_t row_dim, float* rows) const {
+void PositionShift::Turn(const RowsInFrames& in, double amplitude, float* to) const {
   const auto half = std::ssize(frequencies_);
-  const int64_t n_pairs = std::min<int64_t>(mean.n_pairs, half);
-  for (const int position : positions) {
-    for (int64_t i = 0; i < n_pairs; ++i) {
-      const double angle = (n_positions_ + position) * frequencies_[i];
-      const auto cos = static_cast<float>(amplitude_ * std::cos(angle));
-      const auto sin = static_cast<float>(amplitude_ * std::sin(angle));
-      for (int64_t r = 0; r < mean.rows_per_token; ++r) {
-        const float a = mean.values[r * row_dim + i], b = mean.values[r * row_dim + i + half];
-        rows[r * row_dim + i] -= a * cos - b * sin;
-        rows[r * row_dim + i + half] -= b * cos + a * sin;
+  const int64_t width = in.rows_per_token * in.row_dim;
+  const float* from = in.rows;
+  std::vector<float> cos(half), sin(half);
+  for (const int in_sequence : in.positions) {
+    const int position = n_positions_ + in_sequence;
+    const int place = std::max(0, position - kCalibrationSinks) % kFramePositions;
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle = (i < n_absolute_ ? position : place) * frequencies_[i];
+      cos[i] = static_cast<float>(amplitude * std::cos(angle));
+      sin[i] = static_cast<float>(amplitude * std::sin(angle));
+    }
+    for (int64_t c = 0; c < width; ++c) {
+      to[c] = in.mean == nullptr ? from[c] : from[c] - in.mean[c];
+    }
+    for (int64_t first = 0; first < width; first += in.row_dim) {
+      for (int64_t i = 0; i < half; ++i) {
+        const float a = to[first + i], b = to[first + i + half];
+        to[first + i] = a * cos[i] - b * sin[i];
+        to[first + i + half] = b * cos[i] + a * sin[i];
       }
     }
-    rows += mean.rows_per_token * row_dim;
+    from += width;
+    to += width;
   }
+}
+
+void PositionShift::TurnInFrames(const RowsInFrames& rows, float* to) const {
+  Turn(rows, amplitude_, to);
+}
+
+void PositionShift::TurnGradientsInFrames(const RowsInFrames& gradients, float* to) const {
+  Turn(gradients, 1 / amplitude_, to);
 }
 
 std::vector<int> SpreadStarts(int64_t n_sequences, int n_tokens, int n_positions) {

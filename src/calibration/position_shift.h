@@ -22,20 +22,27 @@ class PositionShift {
   // rows: [n_rows, row_dim], in place.
   void Apply(int64_t n_rows, int64_t row_dim, float* rows) const;
 
-  // Takes a mean from before RoPE, turned to their positions, off rows [n_rows, row_dim] that have
-  // been shifted; row i is of position positions[i / rows_per_token] of the sequence. Its mean is
-  // mean[i % rows_per_token * row_dim], of which only the first n_pairs pairs count.
-  struct TurningMean {
-    const float* values;  // [rows_per_token, row_dim]
+  // Rows before RoPE, [positions, rows_per_token, row_dim], as a cache with frames turns them
+  // (format/keys.h): that of position 0 of the sequence stands at the shift.
+  struct RowsInFrames {
+    std::span<const int> positions;
     int64_t rows_per_token;
-    int n_pairs;
+    int64_t row_dim;
+    const float* rows;
+    const float* mean = nullptr;  // [rows_per_token, row_dim], taken off first; null: none
   };
-  void TakeOff(const TurningMean& mean, std::span<const int> positions, int64_t row_dim,
-               float* rows) const;
+  // to: A R (row - mean), A the amplitude.
+  void TurnInFrames(const RowsInFrames& rows, float* to) const;
+  // to: R gradient / A, the gradient with respect to what TurnInFrames makes, of that with respect
+  // to the rows.
+  void TurnGradientsInFrames(const RowsInFrames& gradients, float* to) const;
 
  private:
+  void Turn(const RowsInFrames& rows, double amplitude, float* to) const;
+
   int n_positions_ = 0;
   double amplitude_ = 1;
+  int64_t n_absolute_ = 0;  // AbsolutePairs
   std::vector<double> frequencies_;
   std::vector<float> cos_, sin_;  // of every pair; empty: no shift
 };

@@ -150,10 +150,9 @@ std::string CheckpointPathOf(const std::string& path) { return path + ".part"; }
 int64_t BytesWhileCalibrating(const StatisticsShape& s, bool across_heads) {
   const int64_t d = s.head_dim, kv = s.n_kv_heads, joint = JointHeads(s) * d;
   // Matrices of a layer: those of heads, of sinks among them; of groups of heads, with the means,
-  // covariances and F of keys before and after RoPE and of values, and those but F of keys less
-  // their turning mean, in two parts.
+  // covariances and F of keys before and after RoPE and in frames and of values, in two parts.
   int64_t n_numbers = (7 * kv + s.n_heads) * d * (d + 1);
-  n_numbers += 2 * (kv * d / joint) * (11 * joint * joint + 8 * joint) + kv * d;
+  n_numbers += 2 * (kv * d / joint) * 4 * (3 * joint * joint + 2 * joint) + kv * d;
   n_numbers += 3 * kv * d * (ChannelHistograms::kBins + 4);
   if (across_heads) n_numbers += 2 * kv * d * kv * d;
   constexpr int64_t kOfFile = sizeof(float), kOfSums = sizeof(double);

@@ -22,13 +22,18 @@ struct HeadTurnAt {
 };
 struct PlacedRotation {
   const RotatePlan& plan;
-  const float *cos, *sin;
+  const float *cos, *sin, *key_cos, *key_sin;
   std::vector<HeadTurnAt> heads;
 };
 
 PlacedRotation Resolve(const RotatePlan& plan, const CpuAccess& own,
                        const CpuResidents& residents) {
-  PlacedRotation turn = {plan, own.As<const float>(plan.cos), own.As<const float>(plan.sin), {}};
+  PlacedRotation turn = {plan,
+                         own.As<const float>(plan.cos),
+                         own.As<const float>(plan.sin),
+                         own.As<const float>(plan.key_cos),
+                         own.As<const float>(plan.key_sin),
+                         {}};
   turn.heads.reserve(plan.heads.size());
   for (const HeadTurn& head : plan.heads) {
     turn.heads.push_back({.plan = head,
@@ -58,7 +63,9 @@ class Rotation {
   void Run();
 
  private:
-  void TurnRow(const float* row, int position, DType out_type, void* out) const;
+  // By angles of `cos` and `sin`, [n_positions, rope_dim / 2].
+  void TurnRow(const float* cos, const float* sin, const float* row, int position, DType out_type,
+               void* out) const;
   void TurnKey(const HeadTurnAt& head, int64_t token_idx, float* centred, std::byte* out) const;
   void TurnRows(const HeadTurnAt& head, Range tokens) const;
   void MapQueries(const HeadTurnAt& head, Range tokens, int worker_id);
@@ -92,11 +99,11 @@ void Rotation::Run() {
   });
 }
 
-void Rotation::TurnRow(const float* row, int position, DType out_type, void* out) const {
+void Rotation::TurnRow(const float* cos, const float* sin, const float* row, int position,
+                       DType out_type, void* out) const {
   const RotatePlan& plan = turn_.plan;
   const int64_t angles = int64_t{position} * (plan.rope_dim / 2);
-  elementwise_.rope(row, turn_.cos + angles, turn_.sin + angles, plan.rope_dim, plan.head_dim,
-                    out_type, out);
+  elementwise_.rope(row, cos + angles, sin + angles, plan.rope_dim, plan.head_dim, out_type, out);
   if (plan.zeroed_channel < 0) return;
   const int64_t element = SizeOf(out_type);
   std::memset(static_cast<std::byte*>(out) + plan.zeroed_channel * element, 0,
@@ -117,11 +124,11 @@ void Rotation::TurnKey(const HeadTurnAt& head, int64_t token_idx, float* centred
   const bool all_turn = plan.first_unturned == RotatePlan::kAllTurn;
   if (head.key_offset == nullptr || turns != all_turn) {
     if (!turns) return elementwise_.convert(row, plan.head_dim, plan.out_type, out);
-    return TurnRow(row, position, plan.out_type, out);
+    return TurnRow(turn_.key_cos, turn_.key_sin, row, position, plan.out_type, out);
   }
   // The offset leaves before the row is rounded.
   if (turns) {
-    TurnRow(row, position, DType::kF32, centred);
+    TurnRow(turn_.key_cos, turn_.key_sin, row, position, DType::kF32, centred);
   } else {
     std::copy_n(row, plan.head_dim, centred);
   }
@@ -139,8 +146,8 @@ void Rotation::TurnRows(const HeadTurnAt& head, Range tokens) const {
           head.turned_q +
           (t * head.plan.turned_q_stride + int64_t{h} * head.plan.turned_q_width) * element;
       if (head.plan.turned_q_width > d) std::memset(row, 0, head.plan.turned_q_width * element);
-      TurnRow(head.q + t * plan.stride + h * d, plan.tokens[t].position, plan.out_type,
-              row + head.plan.turned_q_place * element);
+      TurnRow(turn_.cos, turn_.sin, head.q + t * plan.stride + h * d, plan.tokens[t].position,
+              plan.out_type, row + head.plan.turned_q_place * element);
     }
     TurnKey(head, t, centred.data(), head.turned_k + t * head.plan.turned_k.stride * element);
   }

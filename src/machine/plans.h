@@ -127,6 +127,7 @@ struct RotatePlan {
   // Rotary position embedding of the first rope_dim channels (Su et al. 2021, the half layout):
   // [n_positions, rope_dim / 2] F32.
   ObjectPlace cos, sin;
+  ObjectPlace key_cos, key_sin;  // those of keys
   int rope_dim = 0;
   // Keys of positions from here on stay as they are: the cache keeps them from before RoPE. Then
   // HeadTurn::key_offset is taken off these keys only; where all keys turn, it is taken off all.

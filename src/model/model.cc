@@ -31,6 +31,7 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   if (TurnWhenRead(layout.keys) || TurningPairs(layout.keys) > 0 || has_codes_before_rope) {
     model->rotations_.KeepBlocks(layout.n_sink);
   }
+  if (HasFrames(layout.keys)) model->rotations_.KeepFrames(layout.n_sink);
   KVL_RETURN_IF_ERROR(model->CompileLayers(model->online_.has_value() ? nullptr : plan.basis()));
   model->weights_->DoneReading();
   return model;

@@ -22,12 +22,8 @@ BasisOptions OptionsOf(const PaluOptions& palu, const Spec& /*spec*/) {
 BasisOptions OptionsOf(const LatheOptions& lathe, const Spec& spec) {
   return {.is_centred = lathe.is_centred,
           .keys_before_rope = lathe.keys == LatheOptions::KeyRows::kBeforeRope,
+          .has_frames = lathe.keys == LatheOptions::KeyRows::kBlock,
           .joint_channels = spec.joint_channels()};
-}
-
-bool LosesTurningMean(const Spec& spec) {
-  const auto* const lathe = spec.basis_as<LatheOptions>();
-  return lathe != nullptr && lathe->keys == LatheOptions::KeyRows::kBlock;
 }
 
 }  // namespace
@@ -40,7 +36,8 @@ const BasisMethod* BasisMethodOf(const Spec& spec) {
 BasisOptions BasisOptionsOf(const Spec& spec, int rope_dim) {
   BasisOptions options =
       std::visit([&](const auto& stage) { return OptionsOf(stage, spec); }, *spec.basis());
-  if (LosesTurningMean(spec)) options.turning_pairs = MostTurningPairs(rope_dim);
+  options.has_frames = options.has_frames && rope_dim > 0;
+  if (options.has_frames) options.turning_pairs = MostTurningPairs(rope_dim);
   return options;
 }
 
@@ -48,8 +45,9 @@ Keys KeysOf(const Spec& spec, const ModelFacts& model) {
   const StatisticsShape shape = {model.n_layers, model.n_kv_heads, model.n_kv_heads,
                                  model.head_dim};
   Keys keys = spec.keys(HeadsPerMap(shape, spec.joint_channels()));
-  if (LosesTurningMean(spec)) {
-    std::get<MappedKeys>(keys).turning_pairs = MostTurningPairs(model.rope_dim);
+  if (auto* const mapped = std::get_if<MappedKeys>(&keys); mapped != nullptr) {
+    mapped->has_frames = mapped->has_frames && model.rope_dim > 0;
+    if (mapped->has_frames) mapped->turning_pairs = MostTurningPairs(model.rope_dim);
   }
   return keys;
 }

@@ -21,7 +21,8 @@ struct BasisOptions {
   bool is_normalised = false;     // zack: blocks weigh alike whatever their norm
   bool is_centred = true;         // lathe: rows lose their mean first
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
-  int turning_pairs = 0;          // lathe: as MappedKeys has them
+  bool has_frames = false;        // lathe: keys are turned inside frames (MappedKeys)
+  int turning_pairs = 0;          // likewise
   bool is_whitened = true;        // palu: weights count by the Gram matrix of their inputs
   int heads_per_latent = 1;       // palu: KV heads that share a latent
   // lathe: the KV heads of a layer have one map together, as many as have so many channels; 0: each

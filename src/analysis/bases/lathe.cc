@@ -30,11 +30,9 @@ struct RowStatistics {
   std::vector<float> offset;   // [dim], or empty
 };
 
-// What an error of the rows costs is in `fishers`. kDataLoss where the moments are not those of
-// rows.
-StatusOr<RowStatistics> RowsOf(const JointMoments& moments, const std::vector<float>& fishers,
-                               const StatisticsShape& shape, const JointChannels& channels,
-                               bool is_centred) {
+// kDataLoss where the moments are not those of rows.
+StatusOr<RowStatistics> RowsOf(const JointMoments& moments, const StatisticsShape& shape,
+                               const JointChannels& channels, bool is_centred) {
   RowStatistics rows;
   const std::span<const float> mean = MeanOf(moments.weighed_mean, shape, channels);
   if (is_centred) rows.offset.assign(mean.begin(), mean.end());
@@ -50,7 +48,7 @@ StatusOr<RowStatistics> RowsOf(const JointMoments& moments, const std::vector<fl
   rows.gram = about_offset.Priced();
   rows.plain = std::move(about_offset.plain);
   const int dim = channels.dim;
-  rows.fisher = SquareOf(fishers, shape, channels);
+  rows.fisher = SquareOf(moments.fisher, shape, channels);
   const double ridge = kFisherRidge * TraceOf(rows.fisher, dim) / dim;
   for (int i = 0; i < dim; ++i) rows.fisher[i * dim + i] += ridge;
   return rows;
@@ -111,16 +109,14 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
   const JointChannels channels = {static_cast<int>(h / shape.n_kv_heads),
                                   static_cast<int>(h % shape.n_kv_heads) * d, d};
   const bool is_latent = inputs.options.keys_before_rope;
-  const bool has_turning_mean = inputs.options.turning_pairs > 0;
-  const auto rows_of = [&](const JointMoments& moments, const std::vector<float>& fishers) {
-    return RowsOf(moments, fishers, s.shape, channels, inputs.options.is_centred);
+  const auto rows_of = [&](const JointMoments& moments) {
+    return RowsOf(moments, s.shape, channels, inputs.options.is_centred);
   };
-  const JointMoments& of_keys = is_latent          ? s.joint.k_pre
-                                : has_turning_mean ? s.joint.k_block
-                                                   : s.joint.k;
-  KVL_ASSIGN_OR_RETURN(RowStatistics keys,
-                       rows_of(of_keys, is_latent ? s.joint.k_pre.fisher : s.joint.k.fisher));
-  KVL_ASSIGN_OR_RETURN(RowStatistics values, rows_of(s.joint.v, s.joint.v.fisher));
+  const JointMoments& of_keys = is_latent                   ? s.joint.k_pre
+                                : inputs.options.has_frames ? s.joint.k_block
+                                                            : s.joint.k;
+  KVL_ASSIGN_OR_RETURN(RowStatistics keys, rows_of(of_keys));
+  KVL_ASSIGN_OR_RETURN(RowStatistics values, rows_of(s.joint.v));
   KVL_RETURN_IF_ERROR(CheckFinite(
       shape, h,
       {WeightedSum(1, keys.gram, 1, keys.fisher), WeightedSum(1, values.gram, 1, values.fisher)}));
@@ -138,7 +134,7 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
   head.key_deviations = DeviationsOf(keys, k.right, d);
   head.value_deviations = DeviationsOf(values, v.left, d);
   head.key_offset = std::move(keys.offset);
-  if (has_turning_mean) {
+  if (inputs.options.turning_pairs > 0) {
     const std::span<const float> mean = MeanOf(s.turning_mean, s.shape, channels);
     head.turning_mean.assign(mean.begin(), mean.end());
   }
@@ -167,9 +163,12 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   BasisAnalysis analysis;
   analysis.keeps_sink_values = true;
   const int n_joined = HeadsPerMap(statistics.shape, inputs.options.joint_channels);
-  analysis.keys = inputs.options.keys_before_rope
-                      ? Keys(LatentKeys{.heads_per_map = n_joined})
-                      : Keys(MappedKeys{n_joined, inputs.options.turning_pairs});
+  const BasisOptions& options = inputs.options;
+  if (options.keys_before_rope) {
+    analysis.keys = LatentKeys{.heads_per_map = n_joined};
+  } else {
+    analysis.keys = MappedKeys{n_joined, options.has_frames, options.turning_pairs};
+  }
   analysis.shape = statistics.shape;
   analysis.shape.n_kv_heads /= n_joined;
   analysis.shape.head_dim *= n_joined;

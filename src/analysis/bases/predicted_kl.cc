@@ -121,18 +121,15 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   const size_t n_heads = analysis.heads.size();
   const ModelBasis basis =
       CutBasis(analysis, std::vector<HeadRanks>(n_heads, {dim, dim, {.middle = {all, all}}}));
-  const bool are_latents = TurnWhenRead(basis.keys);
-  const JointMoments& keys = are_latents                    ? text.k_pre
-                             : TurningPairs(basis.keys) > 0 ? text.k_block
-                                                            : text.k;
-  const std::vector<float>& of_keys = are_latents ? text.k_pre.fisher : text.k.fisher;
+  const JointMoments& keys = TurnWhenRead(basis.keys) ? text.k_pre
+                             : HasFrames(basis.keys)  ? text.k_block
+                                                      : text.k;
   // In the stored channels, whose maps are `map` [dim, dim] and `way_back` [dim, dim].
-  const auto side_of = [&](const JointMoments& moments, const std::vector<float>& fishers, size_t h,
-                           const std::vector<float>& offset, const Matrix& map,
-                           const Matrix& way_back) {
+  const auto side_of = [&](const JointMoments& moments, size_t h, const std::vector<float>& offset,
+                           const Matrix& map, const Matrix& way_back) {
     const JointChannels channels = {static_cast<int>(h) / n_heads_,
                                     static_cast<int>(h) % n_heads_ * dim, dim};
-    const Matrix fisher = ToMatrix(SquareOf(fishers, shape, channels), dim);
+    const Matrix fisher = ToMatrix(SquareOf(moments.fisher, shape, channels), dim);
     const Matrix metric = way_back * fisher * way_back.transpose();
     const Matrix rows = ToMatrix(RowsAbout(offset, moments, shape, channels).Priced(), dim);
     const Matrix variances = map.transpose() * rows * map;
@@ -153,11 +150,12 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   const auto fill = [&](Range heads) {
     for (auto h = static_cast<size_t>(heads.begin); h < static_cast<size_t>(heads.end); ++h) {
       const HeadBasis& head = basis.heads[h];
-      const Matrix key_back = are_latents ? MapOf(head.key_way_back, dim)
-                                          : Matrix(MapOf(head.query_basis, dim).transpose());
-      keys_[h] = side_of(keys, of_keys, h, head.key_offset, MapOf(head.key_basis, dim), key_back);
-      values_[h] = side_of(text.v, text.v.fisher, h, head.value_offset,
-                           MapOf(head.value_basis, dim), MapOf(head.output_basis, dim));
+      const Matrix key_back = TurnWhenRead(basis.keys)
+                                  ? MapOf(head.key_way_back, dim)
+                                  : Matrix(MapOf(head.query_basis, dim).transpose());
+      keys_[h] = side_of(keys, h, head.key_offset, MapOf(head.key_basis, dim), key_back);
+      values_[h] = side_of(text.v, h, head.value_offset, MapOf(head.value_basis, dim),
+                           MapOf(head.output_basis, dim));
     }
   };
   const auto n = static_cast<int64_t>(n_heads);

@@ -32,16 +32,14 @@ void AddMoments(const std::string& name, const StatisticsShape& shape, int64_t n
       {name + ".covariance", {n_layers, n_heads, head_dim, head_dim}, &moments->covariance});
 }
 
-void AddJointMoments(const std::string& name, const StatisticsShape& shape, bool has_fisher,
-                     JointMoments* moments, std::vector<ArrayField>* fields) {
+void AddJointMoments(const std::string& name, const StatisticsShape& shape, JointMoments* moments,
+                     std::vector<ArrayField>* fields) {
   const int64_t n_heads = JointHeads(shape), width = n_heads * shape.head_dim;
   const int64_t n_layers = shape.n_layers, n_groups = shape.n_kv_heads / n_heads;
   fields->push_back({name + ".mean", {n_layers, n_groups, width}, &moments->mean});
   fields->push_back(
       {name + ".covariance", {n_layers, n_groups, width, width}, &moments->covariance});
-  if (has_fisher) {
-    fields->push_back({name + ".fisher", {n_layers, n_groups, width, width}, &moments->fisher});
-  }
+  fields->push_back({name + ".fisher", {n_layers, n_groups, width, width}, &moments->fisher});
   fields->push_back({name + ".weighed_mean", {n_layers, n_groups, width}, &moments->weighed_mean});
   fields->push_back({name + ".weighed_covariance",
                      {n_layers, n_groups, width, width},
@@ -50,10 +48,10 @@ void AddJointMoments(const std::string& name, const StatisticsShape& shape, bool
 
 void AddJointStatistics(const std::string& name, const StatisticsShape& shape,
                         JointStatistics* statistics, std::vector<ArrayField>* fields) {
-  AddJointMoments(name + ".k", shape, true, &statistics->k, fields);
-  AddJointMoments(name + ".k_block", shape, false, &statistics->k_block, fields);
-  AddJointMoments(name + ".k_pre", shape, true, &statistics->k_pre, fields);
-  AddJointMoments(name + ".v", shape, true, &statistics->v, fields);
+  AddJointMoments(name + ".k", shape, &statistics->k, fields);
+  AddJointMoments(name + ".k_block", shape, &statistics->k_block, fields);
+  AddJointMoments(name + ".k_pre", shape, &statistics->k_pre, fields);
+  AddJointMoments(name + ".v", shape, &statistics->v, fields);
 }
 
 void AddHistograms(const std::string& name, const StatisticsShape& shape,

@@ -67,11 +67,9 @@ struct JointMoments {
 };
 
 struct JointStatistics {
-  JointMoments k;  // keys after RoPE, turned on with their sequence as those of k_post
-  // The same rows less their turning mean (CalibrationStatistics::turning_mean). `fisher` is empty:
-  // an error costs what it does in k.
-  JointMoments k_block;
-  JointMoments k_pre;  // keys before RoPE
+  JointMoments k;        // keys after RoPE, turned on with their sequence as those of k_post
+  JointMoments k_block;  // keys in frames, less CalibrationStatistics::turning_mean (format/keys.h)
+  JointMoments k_pre;    // keys before RoPE
   JointMoments v;
   int64_t n_tokens = 0;  // predicted tokens behind `fisher`; 0: nothing was measured, all is 0
 };

@@ -77,8 +77,8 @@ struct LatheOptions {
   enum class Bits { kAuto, kMixed, k16 };
   enum class OpenRows { kAuto, k8, k16 };
   enum class Heads { kAuto, kJoint, kOwn };
-  // What is stored: keys after RoPE, latents of keys before it, or keys after RoPE less what their
-  // mean before RoPE has become.
+  // What is stored: keys after RoPE, latents of keys before it, or keys that are turned inside
+  // frames (format/keys.h).
   enum class KeyRows { kAfterRope, kBeforeRope, kBlock };
   RankOptions ranks;
   Heads heads = Heads::kAuto;  // which KV heads have a map together

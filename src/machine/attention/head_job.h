@@ -61,6 +61,20 @@ struct TurningMeanIds {
   int n_pairs = 0;         // 0: none was taken off
 };
 
+// The frames in which keys of blocks are turned (format/keys.h).
+struct FrameIds {
+  // The map of queries for each of the KV heads of the model that the head joins; none: there are
+  // no frames. Behind rank_k numbers a product has those of the weights of the mean.
+  std::span<const WeightId> maps;
+  ObjectPlace cos, sin;  // [position][half]
+  int half = 0;
+  int n_absolute = 0;      // AbsolutePairs
+  float way_back = 1;      // KeyRotationId::way_back
+  int head_dim = 0;        // of the model
+  int first_position = 0;  // of entry 0 of the blocks
+  int first_place = 0;     // of entry 0 in its frame
+};
+
 // Positions that a head keeps apart from its blocks.
 struct SinkIds {
   ObjectPlace k;  // [n, head_dim] row_type, before any basis
@@ -89,6 +103,7 @@ struct HeadJob {
   SealedHead packed;                 // its runs are the first blocks; without runs all are plain
   LatentIds latents;
   TurningMeanIds mean;
+  FrameIds frames;
   int n_entries = 0;  // entries in the blocks, those of this step included
   // How many entries of the blocks token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.
