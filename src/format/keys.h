@@ -90,12 +90,13 @@ constexpr int AbsolutePairs(std::span<const double> frequencies) {
   return n;
 }
 
-inline constexpr int kMostTurningPairs = 16;
-// The pairs whose means are taken off in a model of which rope_dim channels turn: 16 of them are
-// enough (means of slower pairs hardly turn in a context, and are part of the constant offset), in
+inline constexpr int kMostTurningPairs = 32;
+// The pairs whose means are taken off in a model of which rope_dim channels turn: the faster half.
+// The others turn little in a frame, and their means are part of the constant offset. They come in
 // eights, as kernels read them.
 constexpr int MostTurningPairs(int rope_dim) {
-  return rope_dim % 4 == 0 ? std::min(kMostTurningPairs, rope_dim / 2) / 8 * 8 : 0;
+  if (rope_dim % 16 != 0) return 0;
+  return std::min(kMostTurningPairs, (rope_dim / 4 + 7) / 8 * 8);
 }
 
 }  // namespace kvlathe
