@@ -160,6 +160,7 @@ int64_t BytesWhileCalibrating(const StatisticsShape& s, bool across_heads) {
 }
 
 Status CheckCanKeep(const std::string& path, const StatisticsShape& shape, bool across_heads) {
+  if (path.empty()) return Error(StatusCode::kInvalidArgument, "no file to write statistics to");
   KVL_RETURN_IF_ERROR(AtomicFile::Create(path).status());
   return CheckSpace(path, BytesWhileCalibrating(shape, across_heads));
 }
