@@ -160,16 +160,26 @@ int64_t BytesWhileCalibrating(const StatisticsShape& s, bool across_heads) {
 }
 
 Status CheckCanKeep(const std::string& path, const StatisticsShape& shape, bool across_heads) {
+  if (path.empty()) return Error(StatusCode::kInvalidArgument, "no file to write statistics to");
+  KVL_RETURN_IF_ERROR(AtomicFile::Create(path).status());
+  return CheckSpace(path, BytesWhileCalibrating(shape, across_heads));
+}
+
+namespace {
+
+// Whether the user's cache, whose folder is made where it is missing, takes the file.
+Status CheckCacheCanKeep(const std::string& path, const StatisticsRequest& request) {
   if (path.empty()) {
     return Error(StatusCode::kNotFound, "neither XDG_CACHE_HOME nor HOME is set");
   }
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code error;
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  std::filesystem::create_directories(folder, error);
   if (error) return Error(StatusCode::kInternal, "{}: {}", folder.string(), error.message());
-  KVL_RETURN_IF_ERROR(AtomicFile::Create(path).status());
-  return CheckSpace(path, BytesWhileCalibrating(shape, across_heads));
+  return CheckCanKeep(path, request.shape, request.contents.across_heads);
 }
+
+}  // namespace
 
 StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
                                           const CalibrateFunction& calibrate) {
@@ -204,10 +214,9 @@ StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
     AddWarning(MessageOf(kept.status()) + "; calibrated again", &found.warning);
   }
   const std::string path = KeptStatisticsPath(request);
-  CalibrationCall call = {
-      .lacking = LackingInKept(request),
-      .checkpoint_path = {},
-      .keeping = CheckCanKeep(path, request.shape, request.contents.across_heads)};
+  CalibrationCall call = {.lacking = LackingInKept(request),
+                          .checkpoint_path = {},
+                          .keeping = CheckCacheCanKeep(path, request)};
   if (call.keeping.ok()) call.checkpoint_path = CheckpointPathOf(path);
   KVL_ASSIGN_OR_RETURN(found.statistics, calibrate(call));
   found.is_new = true;

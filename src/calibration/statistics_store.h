@@ -64,9 +64,9 @@ std::string CheckpointPathOf(const std::string& path);
 // Bytes of statistics and of a checkpoint of them, as they may lie beside each other.
 int64_t BytesWhileCalibrating(const StatisticsShape& shape, bool across_heads);
 
-// Whether a file of statistics can be written to `path` and a checkpoint beside it: makes their
-// folder where it is missing. An error says what stands in the way, and what to do: the folder does
-// not take files, or has no space.
+// Whether a file of statistics can be written to `path` and a checkpoint beside it. An error says
+// what stands in the way, and what to do: the folder is missing or does not take files, or has no
+// space.
 Status CheckCanKeep(const std::string& path, const StatisticsShape& shape, bool across_heads);
 
 // What a calibration that begins should know.

@@ -150,8 +150,10 @@ TEST_F(StatisticsStoreTest, ACalibrationThatFailsLeavesItsCheckpoint) {
 TEST(CheckCanKeepTest, AFolderThatTakesNoFilesOrHasNoSpaceIsNamed) {
   const std::string root = ::testing::TempDir() + "/check_can_keep";
   std::filesystem::remove_all(root);
-  EXPECT_TRUE(CheckCanKeep(root + "/new folder/basis", kShape, false).ok());
-  EXPECT_TRUE(std::filesystem::is_empty(root + "/new folder"));
+  std::filesystem::create_directories(root);
+  EXPECT_TRUE(CheckCanKeep(root + "/basis", kShape, false).ok());
+  EXPECT_FALSE(CheckCanKeep(root + "/missing/basis", kShape, false).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(root));
   std::ofstream(root + "/file") << "no folder";
   EXPECT_THAT(MessageOf(CheckCanKeep(root + "/file/basis", kShape, false)),
               HasSubstr(root + "/file"));
