@@ -122,7 +122,8 @@ void Rotation::TurnKey(const HeadTurnAt& head, int64_t token_idx, float* centred
   }
   const bool turns = position < plan.first_unturned;
   const bool all_turn = plan.first_unturned == RotatePlan::kAllTurn;
-  if (head.key_offset == nullptr || turns != all_turn) {
+  const bool keeps_offset = turns != all_turn || position < plan.first_less_offset;
+  if (head.key_offset == nullptr || keeps_offset) {
     if (!turns) return elementwise_.convert(row, plan.head_dim, plan.out_type, out);
     return TurnRow(turn_.key_cos, turn_.key_sin, row, position, plan.out_type, out);
   }

@@ -26,6 +26,7 @@ void JobAddresses::Resolve(const CpuLookup& lookup, const HeadJob& job, int entr
   mean_ = {KeyRotationAt(lookup.own, job.mean.rotation), job.mean.n_pairs};
   const FrameIds& frames = job.frames;
   frames_ = {.maps = {},
+             .key_offset = lookup.own.As<const float>(frames.key_offset),
              .cos = lookup.own.As<const float>(frames.cos),
              .sin = lookup.own.As<const float>(frames.sin),
              .half = frames.half,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/units.h"
@@ -26,16 +27,18 @@ struct FrameMemory {
     };
     const int64_t element = SizeOf(shape.row_type), n = n_rows;
     row = reinterpret_cast<float*>(take(head_dim * int64_t{sizeof(float)}));
+    offset_scores = reinterpret_cast<float*>(take(n * int64_t{sizeof(float)}));
     turned = take(n * head_dim * element);
     mapped = take(n * MostQueryWidth(shape) * element);
     q = take(n * MostQueryWidth(shape) * element);
     more = reinterpret_cast<float*>(memory);
   }
-  float* row;         // a query
-  std::byte* turned;  // queries of one map, turned back
-  std::byte* mapped;  // and mapped
-  std::byte* q;       // those of all maps as attention takes them
-  float* more;        // partial results of a frame
+  float* row;            // a query
+  float* offset_scores;  // by row of the call
+  std::byte* turned;     // queries of one map, turned back
+  std::byte* mapped;     // and mapped
+  std::byte* q;          // those of all maps as attention takes them
+  float* more;           // partial results of a frame
 };
 
 // Makes the queries of a call for one frame after the other.
@@ -61,6 +64,7 @@ class FrameQueries {
                                                     static_cast<int64_t>(map) * frames_.head_dim) *
                                                        element_;
         TurnBack(whole, position, memory_.turned + i * frames_.head_dim * element_);
+        memory_.offset_scores[RowOf(map, i)] = OffsetScore(map);
       }
       LinearParams product;
       product.w = frames_.maps[map];
@@ -96,6 +100,15 @@ class FrameQueries {
     ConvertFromFloat(type_, row, frames_.head_dim, to);
   }
 
+  // What the offset that keys have lost would add to the score of each key of the frame, for the
+  // query that was turned back last. Without frames it is the same for all keys, and nothing.
+  float OffsetScore(size_t map) const {
+    if (frames_.key_offset == nullptr) return 0;
+    const int d = frames_.head_dim;
+    const float* const offset = frames_.key_offset + static_cast<int64_t>(map) * d;
+    return params_.sm_scale * std::inner_product(offset, offset + d, memory_.row, 0.0f);
+  }
+
   // The weights of the mean are those of the query as it is.
   void Place(int64_t row, int64_t mapped_row) const {
     const int64_t rank = params_.shape.rank_k;
@@ -120,8 +133,8 @@ class FrameQueries {
 int64_t FrameScratchBytes(const BlockShape& shape, int head_dim, int n_rows,
                           int64_t max_item_floats) {
   const int64_t n_numbers = n_rows * (head_dim + 2 * MostQueryWidth(shape));
-  return RoundUp(head_dim * int64_t{sizeof(float)}, kLineBytes) +
-         n_numbers * SizeOf(shape.row_type) + 3 * kLineBytes + 4 * max_item_floats;
+  return RoundUp(head_dim * int64_t{sizeof(float)}, kLineBytes) + n_rows * int64_t{sizeof(float)} +
+         n_numbers * SizeOf(shape.row_type) + 4 * kLineBytes + 4 * max_item_floats;
 }
 
 void AttendFrames(const AttendKernels& kernels, Linear* linear, int worker_id,
@@ -150,6 +163,7 @@ void AttendFrames(const AttendKernels& kernels, Linear* linear, int worker_id,
       frame.row_sum = more.row_sum;
     }
     kernels.attend(frame, scratch.kernel);
+    for (int row = 0; row < p.n_rows; ++row) frame.row_max[row] += memory.offset_scores[row];
     if (!is_first) MergePartial(more, p.n_rows, rank_v, {p.o, p.row_max, p.row_sum}, p.o_stride);
     entry = frame.kv_end;
   }

@@ -15,6 +15,7 @@ namespace kvlathe {
 // The frames of a job: FrameIds (machine/attention/head_job.h) with addresses.
 struct FramesOfHead {
   std::vector<const PackedMatrix*> maps;  // empty: there are no frames
+  const float* key_offset = nullptr;      // [maps.size(), head_dim], or null
   const float* cos = nullptr;             // [position][half]
   const float* sin = nullptr;
   int half = 0;

@@ -66,6 +66,8 @@ struct FrameIds {
   // The map of queries for each of the KV heads of the model that the head joins; none: there are
   // no frames. Behind rank_k numbers a product has those of the weights of the mean.
   std::span<const WeightId> maps;
+  // What keys have lost after they turned, [maps.size(), head_dim] F32; null: nothing.
+  ObjectPlace key_offset;
   ObjectPlace cos, sin;  // [position][half]
   int half = 0;
   int n_absolute = 0;      // AbsolutePairs

@@ -124,6 +124,7 @@ FrameIds AttendStep::FramesOf(const Place& place, int kv_head_idx) const {
   const RotationTables& rotations = *layer_.rotations;
   const int n_joined = rows.heads_per_map(), n_before = place.first_block * kBlockSize;
   return {.maps = std::span(frame_maps_).subspan(kv_head_idx * n_joined, n_joined),
+          .key_offset = layer_.basis.key_offset[kv_head_idx].place(),
           .cos = rotations.cos(layer_.idx),
           .sin = rotations.sin(layer_.idx),
           .half = rotations.rope_dim(layer_.idx) / 2,

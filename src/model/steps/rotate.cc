@@ -46,8 +46,9 @@ HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
     return head;
   }
   head.key_offset = basis.key_offset[g].place() + part * f32_row;
-  if (TurningPairs(rows.keys) > 0)
+  if (TurningPairs(rows.keys) > 0) {
     head.turning_mean = basis.turning_mean[g].place() + part * f32_row;
+  }
   if (rows.maps_queries()) {
     const int64_t width = rows.QueryWidth(g);
     head.query_map = basis.query[kv_head_idx].id();
@@ -72,6 +73,7 @@ Status RotateStep::Run(ForwardState* state) {
   plan.key_cos = layer_.rotations->key_cos(layer_.idx);
   plan.key_sin = layer_.rotations->key_sin(layer_.idx);
   plan.first_less_mean = layer_.layout->n_sink;
+  if (HasFrames(layer_.layout->keys)) plan.first_less_offset = layer_.layout->n_sink;
   plan.keys_per_map = KeysPerMap(layer_.rows.keys);
   plan.out_type = a.types.rows;
   state->backend->RotateAndMap(plan);
