@@ -251,18 +251,18 @@ TEST(FisherOfRowsTest, ItsTraceWithTheCovarianceOfAnErrorIsTheKl) {
   std::mt19937_64 random(6);
   std::vector<std::vector<int>> windows(100, std::vector<int>(kTokens));
   CalibrationStatistics s = MakeStatistics({m.n_layers, m.n_heads, m.n_kv_heads, m.head_dim});
-  FisherSums sums(s.shape, loaded.pool.get());
+  FisherSums sums(s.shape, 0, loaded.pool.get());
   DecoderGradients gradients(loaded.weights.get(), loaded.pool.get(), AvailableIsas().back(),
                              kNewest);
+  const TurningMeans none(s.shape, 0, 0);
   for (size_t w = 0; w < windows.size(); ++w) {
     for (int& id : windows[w]) id = static_cast<int>(random() % m.vocab);
     const std::vector<int32_t> ids(windows[w].begin(), windows[w].end());
-    const TurningMeans none(s.shape, 0, 0);
     const auto add = [&](const RowGradients& shown) { sums.Add(shown, {}, none, false); };
     ASSERT_TRUE(gradients.Run(ids, w, add).ok());
     sums.CountTokens(kTokens, false);
   }
-  ASSERT_TRUE(sums.Finish(&s).ok());
+  ASSERT_TRUE(sums.Finish(none, &s).ok());
   const int width = m.n_kv_heads * m.head_dim;
   const std::vector<float>* fishers[kKinds] = {&s.joint.k.fisher, &s.joint.k_pre.fisher,
                                                &s.joint.v.fisher};

@@ -34,7 +34,7 @@ struct CalibrationSums {
   explicit CalibrationSums(const CalibrationJob& job)
       : rows(job.shape, job.pool, job.isa, job.across_heads),
         joint(job.shape, MostTurningPairs(job.rope_dim), job.rope_dim / 2, job.pool) {
-    if (job.gradients) fisher.emplace(job.shape, job.pool);
+    if (job.gradients) fisher.emplace(job.shape, MostTurningPairs(job.rope_dim), job.pool);
   }
   SumBytes Bytes() {
     SumBytes bytes;
@@ -51,7 +51,7 @@ struct CalibrationSums {
 
 // Everything that the sums of a job depend on, and how they are kept.
 std::string CheckpointKey(const CalibrationJob& job) {
-  constexpr uint64_t kVersion = 2;  // of what is summed up, and in which order
+  constexpr uint64_t kVersion = 3;  // of what is summed up, and in which order
   Fingerprint key;
   key.Add(kVersion);
   for (const std::string* text : {&job.source.model_hash, &job.source.rope,
@@ -230,8 +230,11 @@ Status CalibrationPass::Run() {
 
 StatusOr<CalibrationStatistics> CalibrationPass::Finish() {
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, sums_->rows.Finish());
+  if (sums_->fisher.has_value()) {
+    sums_->joint.SettleTurningMeans(sums_->fisher->keys_before_rope());
+    KVL_RETURN_IF_ERROR(sums_->fisher->Finish(sums_->joint.turning_means(), &statistics));
+  }
   sums_->joint.Finish(&statistics);
-  if (sums_->fisher.has_value()) KVL_RETURN_IF_ERROR(sums_->fisher->Finish(&statistics));
   statistics.source = job_.source;
   statistics.source.n_tokens = n_tokens_;
   statistics.source.sequence_tokens = sequence_tokens_;

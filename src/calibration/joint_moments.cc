@@ -95,36 +95,6 @@ void JointAdder::Add(const float* rows, int64_t n_rows, int64_t row_stride, cons
   }
 }
 
-TurningMeans::TurningMeans(const StatisticsShape& shape, int n_pairs, int half)
-    : shape_(shape),
-      n_pairs_(n_pairs),
-      half_(half),
-      values_(int64_t{shape.n_layers} * shape.n_kv_heads * shape.head_dim),
-      n_rows_(shape.n_layers) {}
-
-void TurningMeans::See(int layer_idx, const float* k_pre, int64_t n_rows) {
-  if (n_rows_[layer_idx] > 0 || n_rows == 0) return;
-  n_rows_[layer_idx] = n_rows;
-  const int64_t d = shape_.head_dim, width = shape_.n_kv_heads * d;
-  for (int64_t i = 0; i < width; ++i) {
-    const int64_t channel = i % d;
-    if (channel >= 2 * half_ || channel % half_ >= n_pairs_) continue;
-    double sum = 0;
-    for (int64_t t = 0; t < n_rows; ++t) sum += k_pre[t * width + i];
-    const auto mean = static_cast<float>(sum / static_cast<double>(n_rows));
-    values_[layer_idx * width + i] = ToFloat(ToBf16(mean));
-  }
-}
-
-const float* TurningMeans::of(int layer_idx) const {
-  return &values_[int64_t{layer_idx} * shape_.n_kv_heads * shape_.head_dim];
-}
-
-void TurningMeans::AppendTo(SumBytes* bytes) {
-  AppendSums(&values_, bytes);
-  AppendSums(&n_rows_, bytes);
-}
-
 JointMomentSums::JointMomentSums(const StatisticsShape& shape, int n_pairs, int half,
                                  ThreadPool* pool)
     : shape_(shape),
@@ -133,7 +103,10 @@ JointMomentSums::JointMomentSums(const StatisticsShape& shape, int n_pairs, int 
       turning_means_(shape, n_pairs, half),
       adder_(pool) {
   for (Part& part : parts_) {
-    for (JointSums& sums : part.of_kind) sums = MakeSums(shape.n_layers * n_groups_, width_);
+    for (int kind = 0; kind < kKinds; ++kind) {
+      const int64_t width = kind == kKeysInFrames ? turning_means_.RowWidth() : width_;
+      part.of_kind[kind] = MakeSums(shape.n_layers * n_groups_, width);
+    }
   }
 }
 
@@ -156,20 +129,19 @@ void JointMomentSums::Observe(const QkvView& view) {
   }
   const float* const k_pre = view.k_pre + n_sinks * stride;
   turning_means_.See(view.layer_idx, k_pre, n_rows);
-  in_frames_.resize(n_rows * stride);
   const PositionShift none;
   const PositionShift& shift = shifts_.empty() ? none : shifts_[view.layer_idx];
-  shift.TurnInFrames({std::span(view.positions + n_sinks, n_rows), shape_.n_kv_heads,
-                      shape_.head_dim, k_pre, turning_means_.of(view.layer_idx)},
-                     in_frames_.data());
+  turning_means_.RowsWithAngles(view.layer_idx, shift, std::span(view.positions + n_sinks, n_rows),
+                                k_pre, &in_frames_);
   Part& part = parts_[is_held_back_ ? 1 : 0];
   const std::pair<Kind, const float*> kinds[] = {{kKeys, k_post},
                                                  {kKeysInFrames, in_frames_.data()},
                                                  {kKeysBeforeRope, k_pre},
                                                  {kValues, view.v + n_sinks * stride}};
   for (const auto& [kind, rows] : kinds) {
+    const int64_t width = kind == kKeysInFrames ? turning_means_.RowWidth() : width_;
     for (int64_t group = 0; group < n_groups_; ++group) {
-      adder_.Add(rows + group * width_, n_rows, stride, nullptr, width_,
+      adder_.Add(rows + group * width, n_rows, n_groups_ * width, nullptr, width,
                  view.layer_idx * n_groups_ + group, &part.of_kind[kind]);
     }
   }
@@ -186,15 +158,17 @@ void JointMomentSums::Finish(CalibrationStatistics* statistics) {
   const std::pair<Part*, JointStatistics*> parts[] = {{&parts_[0], &statistics->joint},
                                                       {&parts_[1], &statistics->held_back}};
   for (const auto& [part, to] : parts) {
+    JointSums& in_frames = part->of_kind[kKeysInFrames];
+    in_frames = turning_means_.WithSettledMeans(std::move(in_frames));
     Normalise(&part->of_kind[kKeys], width_, &to->k.mean, &to->k.covariance);
-    Normalise(&part->of_kind[kKeysInFrames], width_, &to->k_block.mean, &to->k_block.covariance);
+    Normalise(&in_frames, width_, &to->k_block.mean, &to->k_block.covariance);
     Normalise(&part->of_kind[kKeysBeforeRope], width_, &to->k_pre.mean, &to->k_pre.covariance);
     Normalise(&part->of_kind[kValues], width_, &to->v.mean, &to->v.covariance);
   }
-  statistics->turning_mean = turning_means_.values();
+  statistics->turning_mean = turning_means_.settled();
 }
 
-FisherSums::FisherSums(const StatisticsShape& shape, ThreadPool* pool)
+FisherSums::FisherSums(const StatisticsShape& shape, int n_pairs, ThreadPool* pool)
     : shape_(shape),
       pool_(pool),
       width_(JointWidth(shape)),
@@ -203,7 +177,8 @@ FisherSums::FisherSums(const StatisticsShape& shape, ThreadPool* pool)
   const int64_t n_matrices = shape.n_layers * n_groups_;
   for (Part& part : parts_) {
     for (KindSums* sums : {&part.k, &part.k_block, &part.k_pre, &part.v}) {
-      sums->rows = MakeSums(n_matrices, width_);
+      const int64_t n_angles = sums == &part.k_block ? 2 * n_pairs : 0;
+      sums->rows = MakeSums(n_matrices, width_ + n_angles);
       sums->fisher.resize(n_matrices * width_ * width_);
     }
   }
@@ -230,25 +205,26 @@ void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift,
   Part& part = parts_[is_held_back ? 1 : 0];
   const int64_t n_tokens = gradients.n_tokens;
   const int layer_idx = gradients.layer_idx;
-  AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k);
+  const auto rows_of = [&](const float* rows) { return GroupRows{rows, width_, n_tokens}; };
+  AddRows(turned_.data(), rows_of(turned_rows_.data()), layer_idx, &part.k);
   std::vector<int> positions(n_tokens);
   std::iota(positions.begin(), positions.end(), 0);
-  PositionShift::RowsInFrames in = {positions, shape_.n_kv_heads, shape_.head_dim, gradients.k_pre};
-  shift.TurnGradientsInFrames(in, turned_.data());
-  in.rows = gradients.k_pre_rows;
-  in.mean = means.of(layer_idx);
-  shift.TurnInFrames(in, turned_rows_.data());
-  AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k_block);
-  AddRows(gradients.k_pre, gradients.k_pre_rows, n_tokens, layer_idx, &part.k_pre);
-  AddRows(gradients.v, gradients.v_rows, n_tokens, layer_idx, &part.v);
+  shift.TurnGradientsInFrames({positions, shape_.n_kv_heads, shape_.head_dim, gradients.k_pre},
+                              turned_.data());
+  means.RowsWithAngles(layer_idx, shift, positions, gradients.k_pre_rows, &turned_rows_);
+  AddRows(turned_.data(), {turned_rows_.data(), means.RowWidth(), n_tokens}, layer_idx,
+          &part.k_block);
+  AddRows(gradients.k_pre, rows_of(gradients.k_pre_rows), layer_idx, &part.k_pre);
+  AddRows(gradients.v, rows_of(gradients.v_rows), layer_idx, &part.v);
 }
 
-void FisherSums::AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
+void FisherSums::AddRows(const float* gradients, const GroupRows& of, int layer_idx,
                          KindSums* sums) {
-  const int64_t stride = width_ * n_groups_, n = n_tokens - kCalibrationSinks;
+  const int64_t stride = width_ * n_groups_, n = of.n_tokens - kCalibrationSinks;
   if (n <= 0) return;
   gradients += kCalibrationSinks * stride;
-  rows += kCalibrationSinks * stride;
+  const int64_t row_stride = of.row_width * n_groups_;
+  const float* const rows = of.rows + kCalibrationSinks * row_stride;
   weights_.resize(n);
   for (int64_t group = 0; group < n_groups_; ++group) {
     const int64_t at = layer_idx * n_groups_ + group;
@@ -256,7 +232,8 @@ void FisherSums::AddRows(const float* gradients, const float* rows, int64_t n_to
       const float* const g = gradients + t * stride + group * width_;
       weights_[t] = std::inner_product(g, g + width_, g, 0.0f);
     }
-    adder_.Add(rows + group * width_, n, stride, weights_.data(), width_, at, &sums->rows);
+    adder_.Add(rows + group * of.row_width, n, row_stride, weights_.data(), of.row_width, at,
+               &sums->rows);
     pool_->Run([&](int worker_id) {
       const Range columns = ShareOf(width_, kColumnStep, worker_id, pool_->n_workers());
       if (columns.begin == columns.end) return;
@@ -290,13 +267,14 @@ Status FisherSums::FinishMoments(int64_t n_tokens, KindSums* sums, JointMoments*
   return OkStatus();
 }
 
-Status FisherSums::Finish(CalibrationStatistics* statistics) {
+Status FisherSums::Finish(const TurningMeans& means, CalibrationStatistics* statistics) {
   const std::pair<Part*, JointStatistics*> parts[] = {{&parts_[0], &statistics->joint},
                                                       {&parts_[1], &statistics->held_back}};
   for (const auto& [part, to] : parts) {
     to->n_tokens = part->n_tokens[0];
     if (to->n_tokens == 0) continue;
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k, &to->k));
+    part->k_block.rows = means.WithSettledMeans(std::move(part->k_block.rows));
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k_block, &to->k_block));
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k_pre, &to->k_pre));
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->v, &to->v));

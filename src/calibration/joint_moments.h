@@ -12,20 +12,10 @@
 #include "calibration/gradients/layer_pass.h"
 #include "calibration/moment_sums.h"
 #include "calibration/position_shift.h"
+#include "calibration/turning_means.h"
 #include "model/observer.h"
 
 namespace kvlathe {
-
-// The moments of one kind of rows, [n_layers * n_groups] of them, as MomentSums has them.
-struct JointSums {
-  std::vector<double> weight;
-  std::vector<double> mean;     // [n_layers, n_groups, width]
-  std::vector<double> scatter;  // [n_layers, n_groups, width, width]
-
-  void AppendTo(SumBytes* bytes) {
-    for (std::vector<double>* sums : {&weight, &mean, &scatter}) AppendSums(sums, bytes);
-  }
-};
 
 // Rows that are centred and what JointSums take of them, slice by slice, on all workers of a pool.
 class JointAdder {
@@ -43,27 +33,6 @@ class JointAdder {
   std::vector<std::vector<float>> products_;  // of the workers
 };
 
-// The means that keys lose before they turn: those of the first rows that are seen of a layer, so
-// that moments of all rows less them can be summed as they come.
-class TurningMeans {
- public:
-  // The fastest n_pairs pairs of channels have them; the channels of a pair are (i, i + half).
-  TurningMeans(const StatisticsShape& shape, int n_pairs, int half);
-
-  // Takes keys before RoPE [n_rows, n_kv_heads * head_dim] of a layer as the first ones, unless it
-  // has seen some.
-  void See(int layer_idx, const float* k_pre, int64_t n_rows);
-  const float* of(int layer_idx) const;  // [n_kv_heads, head_dim]
-  void AppendTo(SumBytes* bytes);
-  const std::vector<float>& values() const { return values_; }
-
- private:
-  StatisticsShape shape_;
-  int n_pairs_, half_;
-  std::vector<float> values_;    // [n_layers, n_kv_heads, head_dim]
-  std::vector<int64_t> n_rows_;  // [n_layers] behind them
-};
-
 // Means and covariances of keys and values, of the text that is held back and of the rest.
 // Costs width multiply-adds for each number of a row. Memory: for each layer, group of heads, part
 // of the text and kind of rows an f64 matrix [width, width]. Moments are summed about the mean, by
@@ -79,6 +48,10 @@ class JointMomentSums : public QkvObserver {
   void BeginSequence(std::span<const PositionShift> shifts, bool is_held_back);
   void Observe(const QkvView& view) override;
   const TurningMeans& turning_means() const { return turning_means_; }
+  // What keys in frames lose in the end, by the weighed sums of keys before RoPE.
+  void SettleTurningMeans(const JointSums& keys_before_rope) {
+    turning_means_.Settle(keys_before_rope);
+  }
   // All that was summed up so far.
   void AppendTo(SumBytes* bytes);
 
@@ -105,8 +78,8 @@ class JointMomentSums : public QkvObserver {
 // definition: gradients have no mean to lose. Memory: as JointMomentSums.
 class FisherSums {
  public:
-  // `pool` outlives this.
-  FisherSums(const StatisticsShape& shape, ThreadPool* pool);
+  // `pool` outlives this. Keys in frames have n_pairs pairs of channels with turning means.
+  FisherSums(const StatisticsShape& shape, int n_pairs, ThreadPool* pool);
 
   // Adds the gradients of one layer of a window, which is held back or not. Gradients of keys after
   // RoPE are turned on by the shift of the layer, as their rows are. `means` has seen the layer.
@@ -116,9 +89,12 @@ class FisherSums {
   void CountTokens(int64_t n_tokens, bool is_held_back);
   // All that was summed up so far.
   void AppendTo(SumBytes* bytes);
-  // Writes F and the weighed moments in place of what is in the statistics, of the same shape, and
-  // releases the sums: call it once. kDataLoss naming the layer if gradients were not finite.
-  Status Finish(CalibrationStatistics* statistics);
+  // Those of keys before RoPE that are not held back, as gradients weigh them.
+  const JointSums& keys_before_rope() const { return parts_[0].k_pre.rows; }
+  // Writes F and the weighed moments, with settled means, in place of what is in the statistics, of
+  // the same shape, and releases the sums: call it once. kDataLoss naming the layer if gradients
+  // were not finite.
+  Status Finish(const TurningMeans& means, CalibrationStatistics* statistics);
 
  private:
   struct KindSums {
@@ -129,9 +105,14 @@ class FisherSums {
     KindSums k, k_block, k_pre, v;
     std::vector<int64_t> n_tokens = {0};
   };
-  // Gradients and their rows, [n_tokens, n_kv_heads, head_dim].
-  void AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
-               KindSums* sums);
+  // Rows of n_tokens, row_width numbers for each group of heads.
+  struct GroupRows {
+    const float* rows;
+    int64_t row_width;
+    int64_t n_tokens;
+  };
+  // Gradients [n_tokens, n_kv_heads, head_dim] and their rows.
+  void AddRows(const float* gradients, const GroupRows& rows, int layer_idx, KindSums* sums);
   Status FinishMoments(int64_t n_tokens, KindSums* sums, JointMoments* moments) const;
 
   StatisticsShape shape_;

@@ -163,13 +163,13 @@ class FisherSumsTest : public ::testing::Test {
 TEST_F(FisherSumsTest, IsHalfTheSumOfProductsPerTokenAndAddsUp) {
   const std::vector<float> a = DrawJointRows(12, 1), b = DrawJointRows(30, 2);
   CalibrationStatistics of_both = MakeStatistics(kTwoGroups), apart = MakeStatistics(kTwoGroups);
-  FisherSums both(kTwoGroups, &pool_), each(kTwoGroups, &pool_);
+  FisherSums both(kTwoGroups, 8, &pool_), each(kTwoGroups, 8, &pool_);
   Add(&both, a, false);
   Add(&both, b, false);
-  ASSERT_TRUE(both.Finish(&of_both).ok());
+  ASSERT_TRUE(both.Finish(means_, &of_both).ok());
   Add(&each, a, false);
   Add(&each, b, true);
-  ASSERT_TRUE(each.Finish(&apart).ok());
+  ASSERT_TRUE(each.Finish(means_, &apart).ok());
   EXPECT_EQ(of_both.joint.n_tokens, 42);
   EXPECT_EQ(of_both.held_back.n_tokens, 0);
   EXPECT_EQ(of_both.held_back.v.fisher, MakeStatistics(kTwoGroups).held_back.v.fisher);
@@ -193,10 +193,10 @@ TEST_F(FisherSumsTest, IsHalfTheSumOfProductsPerTokenAndAddsUp) {
 TEST_F(FisherSumsTest, RowsCountByTheSquaresOfTheirGradients) {
   const std::vector<float> a = DrawJointRows(12, 1), b = DrawJointRows(30, 2);
   CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
-  FisherSums sums(kTwoGroups, &pool_);
+  FisherSums sums(kTwoGroups, 8, &pool_);
   Add(&sums, a, false);
   Add(&sums, b, false);
-  ASSERT_TRUE(sums.Finish(&statistics).ok());
+  ASSERT_TRUE(sums.Finish(means_, &statistics).ok());
   double weights = 0, mean = 0, of_other = 0, product = 0;  // of the second group
   for (const std::vector<float>* gradients : {&a, &b}) {
     for (int64_t t = 4; t * kStride < std::ssize(*gradients); ++t) {
@@ -223,10 +223,10 @@ TEST_F(FisherSumsTest, RowsCountByTheSquaresOfTheirGradients) {
 TEST_F(FisherSumsTest, KeysInFramesAndTheirGradientsTurnAlike) {
   const std::vector<float> gradients = DrawJointRows(30, 2), first_keys = DrawJointRows(5, 6);
   CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
-  FisherSums sums(kTwoGroups, &pool_);
+  FisherSums sums(kTwoGroups, 8, &pool_);
   means_.See(1, first_keys.data(), 5);
   Add(&sums, gradients, false);
-  ASSERT_TRUE(sums.Finish(&statistics).ok());
+  ASSERT_TRUE(sums.Finish(means_, &statistics).ok());
   std::vector<int> positions(30);
   std::iota(positions.begin(), positions.end(), 0);
   std::vector<float> rows(rows_.size()), turned(rows_.size());
@@ -273,13 +273,13 @@ TEST(PositionShiftTest, AGradientInFramesIsThatOfTheTurnedRow) {
 
 TEST_F(FisherSumsTest, GradientsThatAreNotFiniteAreRefusedWithTheirLayer) {
   CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
-  FisherSums sums(kTwoGroups, &pool_);
+  FisherSums sums(kTwoGroups, 8, &pool_);
   std::vector<float> rows = DrawJointRows(12, 1);
   Add(&sums, rows, false);
   rows[10 * kStride + 3] = std::numeric_limits<float>::quiet_NaN();
   const float *g = rows.data(), *r = rows_.data();
   sums.Add({1, 12, g, g, g, r, r, r}, shift_, means_, false);
-  EXPECT_THAT(MessageOf(sums.Finish(&statistics)),
+  EXPECT_THAT(MessageOf(sums.Finish(means_, &statistics)),
               ::testing::HasSubstr("layer 1: gradients are not finite"));
 }
 

@@ -34,6 +34,17 @@ struct MomentSums {
   double* scatter;  // [n_dims, n_dims], the lower triangle: sum of w (x - mean)(x - mean)^T
 };
 
+// The moments of several kinds of rows, as MomentSums has them.
+struct JointSums {
+  std::vector<double> weight;   // [n_matrices]
+  std::vector<double> mean;     // [n_matrices, width]
+  std::vector<double> scatter;  // [n_matrices, width, width]
+
+  void AppendTo(SumBytes* bytes) {
+    for (std::vector<double>* sums : {&weight, &mean, &scatter}) AppendSums(sums, bytes);
+  }
+};
+
 // How a slice joins the rows before it: the scatter of all is the sum of both about their own means
 // and factor * shift shift^T, so nothing is ever subtracted (Chan, Golub and LeVeque 1983,
 // "Algorithms for computing the sample variance").

@@ -33,11 +33,16 @@ class PositionShift {
   };
   // to: A R (row - mean), A the amplitude.
   void TurnInFrames(const RowsInFrames& rows, float* to) const;
+  // to: [positions, 2 n_pairs], A times the cosines of the first pairs in frames, then their sines.
+  void WriteFrameAngles(std::span<const int> positions, int64_t n_pairs, float* to) const;
   // to: R gradient / A, the gradient with respect to what TurnInFrames makes, of that with respect
   // to the rows.
   void TurnGradientsInFrames(const RowsInFrames& gradients, float* to) const;
 
  private:
+  // Those of the pairs, amplitude times, at a position of the sequence.
+  void FrameAngles(int in_sequence, double amplitude, std::span<float> cos,
+                   std::span<float> sin) const;
   void Turn(const RowsInFrames& rows, double amplitude, float* to) const;
 
   int n_positions_ = 0;

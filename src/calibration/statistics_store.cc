@@ -10,6 +10,7 @@
 
 #include "base/units.h"
 #include "calibration/fingerprint.h"
+#include "format/keys.h"
 #include "io/atomic_file.h"
 #include "io/files.h"
 
@@ -153,6 +154,8 @@ int64_t BytesWhileCalibrating(const StatisticsShape& s, bool across_heads) {
   // covariances and F of keys before and after RoPE and in frames and of values, in two parts.
   int64_t n_numbers = (7 * kv + s.n_heads) * d * (d + 1);
   n_numbers += 2 * (kv * d / joint) * 4 * (3 * joint * joint + 2 * joint) + kv * d;
+  const int64_t angles = 2 * MostTurningPairs(static_cast<int>(d));  // beside keys in frames
+  n_numbers += 2 * (kv * d / joint) * 2 * angles * (2 * joint + angles);
   n_numbers += 3 * kv * d * (ChannelHistograms::kBins + 4);
   if (across_heads) n_numbers += 2 * kv * d * kv * d;
   constexpr int64_t kOfFile = sizeof(float), kOfSums = sizeof(double);

@@ -111,8 +111,9 @@ struct CalibrationStatistics {
   // share of bits may come from `held_back`: what a cache loses is predicted by it.
   JointStatistics joint;
   JointStatistics held_back;
-  // The mean of keys before RoPE over the first rows that were seen, [n_layers, n_kv_heads,
-  // head_dim], in the fastest pairs of channels alone (MostTurningPairs) and 0 in the others.
+  // The weighed mean of keys before RoPE, [n_layers, n_kv_heads, head_dim] in BF16, in the fastest
+  // pairs of channels alone (MostTurningPairs) and 0 in the others; of the first rows that were seen
+  // where gradients were not asked for.
   std::vector<float> turning_mean;
   HeadMoments sink_q_post;
   HeadMoments sink_k_post;
