@@ -214,7 +214,8 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   ASSERT_TRUE(value_grams.ok()) << value_grams.status();
   auto output_grams = WeightGrams(none.weights.get()).OutputGrams(none.pool.get());
   ASSERT_TRUE(output_grams.ok()) << output_grams.status();
-  const testing::Matrix expected = EngineLogits(&none, ids_, {40, 1});
+  std::vector<int> ids = ids_, chunks = {40, 1};
+  testing::Matrix expected = EngineLogits(&none, ids, chunks);
   const auto expect_same = [&](std::string_view name, const BasisInputs& inputs) {
     const BasisMethod& method = *FindStage(name)->analysis;
     auto analysis = method.analyse(inputs);
@@ -226,31 +227,13 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
     const ModelBasis basis = CutBasis(*analysis, allocation->ranks);
     for (int n_sink : {0, 4}) {
       LoadedModel full = LoadModel(directory_, DType::kF32, AvailableIsas().back(), &basis, n_sink);
-      EXPECT_LT(MaxDifference(EngineLogits(&full, ids_, {40, 1}), expected), 1e-3)
+      EXPECT_LT(MaxDifference(EngineLogits(&full, ids, chunks), expected), 1e-3)
           << name << " n_sink " << n_sink;
     }
   };
   BasisInputs inputs = {&statistics, *value_grams, *output_grams};
   for (const StageInfo& stage : AllStages()) {
     if (stage.analysis != nullptr) expect_same(stage.name, inputs);
-  }
-  // What mean keys lose where they turn, queries add again, whatever it is.
-  const ModelConfig& config = none.model->config();
-  CalibrationStatistics with_mean = statistics;
-  with_mean.joint.k_block = with_mean.joint.k;
-  const int n_pairs = MostTurningPairs(config.rope_dim());
-  Random random(8);
-  for (size_t i = 0; i < with_mean.turning_mean.size(); ++i) {
-    const int channel = static_cast<int>(i) % config.head_dim, half = config.rope_dim() / 2;
-    if (channel >= 2 * half || channel % half >= n_pairs) continue;
-    with_mean.turning_mean[i] = static_cast<float>(3 * random.Normal());
-  }
-  for (const int joint_channels : {0, config.n_kv_heads * config.head_dim}) {
-    BasisInputs of_block = {&with_mean, *value_grams, *output_grams};
-    of_block.options = {.has_frames = config.rope_dim() > 0,
-                        .turning_pairs = n_pairs,
-                        .joint_channels = joint_channels};
-    expect_same("lathe", of_block);
   }
   auto value_biases = WeightGrams(none.weights.get()).ValueBiases();
   ASSERT_TRUE(value_biases.ok()) << value_biases.status();
@@ -268,6 +251,30 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
     inputs.key_grams = *joined_keys;
     inputs.value_grams = *joined_values;
     expect_same("palu", inputs);
+  }
+  // What keys lose where they turn and behind it, queries add again, whatever it is, in a frame and
+  // across frames.
+  const ModelConfig& config = none.model->config();
+  if (config.rope_dim() > 0) {
+    ids = RandomIds(kFramePositions + 44, reference_.vocab, 6);
+    chunks = {250, 40, 1};
+    expected = EngineLogits(&none, ids, chunks);
+  }
+  CalibrationStatistics with_mean = statistics;
+  with_mean.joint.k_block = with_mean.joint.k;
+  const int n_pairs = MostTurningPairs(config.rope_dim());
+  Random random(8);
+  for (size_t i = 0; i < with_mean.turning_mean.size(); ++i) {
+    const int channel = static_cast<int>(i) % config.head_dim, half = config.rope_dim() / 2;
+    if (channel >= 2 * half || channel % half >= n_pairs) continue;
+    with_mean.turning_mean[i] = static_cast<float>(3 * random.Normal());
+  }
+  for (const int joint_channels : {0, config.n_kv_heads * config.head_dim}) {
+    BasisInputs of_block = {&with_mean, *value_grams, *output_grams};
+    of_block.options = {.has_frames = config.rope_dim() > 0,
+                        .turning_pairs = n_pairs,
+                        .joint_channels = joint_channels};
+    expect_same("lathe", of_block);
   }
 }
 

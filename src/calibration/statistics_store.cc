@@ -154,12 +154,13 @@ int64_t BytesWhileCalibrating(const StatisticsShape& s, bool across_heads) {
   // covariances and F of keys before and after RoPE and in frames and of values, in two parts.
   int64_t n_numbers = (7 * kv + s.n_heads) * d * (d + 1);
   n_numbers += 2 * (kv * d / joint) * 4 * (3 * joint * joint + 2 * joint) + kv * d;
-  const int64_t angles = 2 * MostTurningPairs(static_cast<int>(d));  // beside keys in frames
-  n_numbers += 2 * (kv * d / joint) * 2 * angles * (2 * joint + angles);
   n_numbers += 3 * kv * d * (ChannelHistograms::kBins + 4);
   if (across_heads) n_numbers += 2 * kv * d * kv * d;
+  // Sums of keys in frames have the angles of their positions too (TurningMeans).
+  const int64_t angles = 2 * MostTurningPairs(static_cast<int>(d));
+  const int64_t n_angle_sums = 2 * (kv * d / joint) * 2 * angles * (2 * joint + angles);
   constexpr int64_t kOfFile = sizeof(float), kOfSums = sizeof(double);
-  return s.n_layers * n_numbers * (kOfFile + kOfSums);
+  return s.n_layers * (n_numbers * (kOfFile + kOfSums) + n_angle_sums * kOfSums);
 }
 
 Status CheckCanKeep(const std::string& path, const StatisticsShape& shape, bool across_heads) {

@@ -130,7 +130,8 @@ struct RotatePlan {
   ObjectPlace key_cos, key_sin;  // those of keys
   int rope_dim = 0;
   // Keys of positions from here on stay as they are: the cache keeps them from before RoPE. Then
-  // HeadTurn::key_offset is taken off these keys only; where all keys turn, off all from first_less_offset on.
+  // HeadTurn::key_offset is taken off these keys only; where all keys turn, it is taken off all
+  // from first_less_offset on.
   int first_unturned = kAllTurn;
   int first_less_mean = 0;  // the first position whose key loses HeadTurn::turning_mean
   // Where all keys turn, the first whose key loses HeadTurn::key_offset: the first of the frames.

@@ -112,8 +112,8 @@ struct CalibrationStatistics {
   JointStatistics joint;
   JointStatistics held_back;
   // The weighed mean of keys before RoPE, [n_layers, n_kv_heads, head_dim] in BF16, in the fastest
-  // pairs of channels alone (MostTurningPairs) and 0 in the others; of the first rows that were seen
-  // where gradients were not asked for.
+  // pairs of channels alone (MostTurningPairs) and 0 in the others. Of the first rows that were
+  // seen where gradients were not asked for.
   std::vector<float> turning_mean;
   HeadMoments sink_q_post;
   HeadMoments sink_k_post;
