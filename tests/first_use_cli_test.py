@@ -201,6 +201,15 @@ class OneLayer(cli_support.CommandLineCase):
             self.assertEqual(self.calibrations_of("run", "-m", self.model, "-p", "x", "-n", 1, "--kv", kv), [])
         self.assertEqual(len(self.kept("basis-*")), 1)
 
+    def test_what_cannot_be_kept_is_said_before_the_work(self):
+        (self.folder / "cache").write_text("no directory")
+        done = self.run_verb("inspect", "-m", self.model, "--kv", "kvquant(bits=4)")
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        said = done.stderr.decode()
+        self.assertIn("to do without: --basis FILE", said)
+        before, behind = said.index("the calibration that begins cannot be kept: "), said.index("the calibration is not kept: ")
+        self.assertLess(before, behind)
+
     def test_what_is_cheap_takes_no_gradients(self):
         inspect = ["inspect", "-m", self.model, "--kv"]
         self.assertEqual(len(self.calibrations_of(*inspect, "kvquant(bits=4)")), 1)

@@ -35,11 +35,12 @@ struct KeptGradients {
   std::vector<std::vector<float>> rows[kKinds];  // [n_layers] of [n_tokens, n_kv_heads, head_dim]
 };
 
-KeptGradients GradientsOf(LoadedModel* loaded, const std::vector<int>& ids, Isa isa) {
+KeptGradients GradientsOf(LoadedModel* loaded, const std::vector<int>& ids, Isa isa,
+                          int64_t kept_bytes = kKeptLayerBytes) {
   const ModelConfig& c = loaded->weights->config();
   KeptGradients kept;
   for (auto& rows : kept.rows) rows.resize(c.n_layers);
-  DecoderGradients gradients(loaded->weights.get(), loaded->pool.get(), isa, kNewest);
+  DecoderGradients gradients(loaded->weights.get(), loaded->pool.get(), isa, kNewest, kept_bytes);
   const std::vector<int32_t> tokens(ids.begin(), ids.end());
   auto drawn = gradients.Run(tokens, 3, [&](const RowGradients& shown) {
     const int64_t n = shown.n_tokens * c.n_kv_heads * c.head_dim;
@@ -132,6 +133,14 @@ class ModelGradientsTest : public ::testing::TestWithParam<NamedShape> {
   ReferenceModel reference_;
   std::vector<int> ids_;
 };
+
+TEST_P(ModelGradientsTest, LayersThatAreNotKeptAreComputedAgainWithTheSameBits) {
+  LoadedModel loaded = testing::LoadModel(directory_, DType::kF32, AvailableIsas().back());
+  const KeptGradients kept = GradientsOf(&loaded, ids_, AvailableIsas().back());
+  const KeptGradients again = GradientsOf(&loaded, ids_, AvailableIsas().back(), /*kept_bytes=*/0);
+  EXPECT_EQ(kept.drawn.ids, again.drawn.ids);
+  for (int kind = 0; kind < kKinds; ++kind) EXPECT_EQ(kept.rows[kind], again.rows[kind]);
+}
 
 TEST_P(ModelGradientsTest, AreFiniteDifferencesOfTheLiteralDecoder) {
   const ReferenceModel& m = reference_;
@@ -242,17 +251,18 @@ TEST(FisherOfRowsTest, ItsTraceWithTheCovarianceOfAnErrorIsTheKl) {
   std::mt19937_64 random(6);
   std::vector<std::vector<int>> windows(100, std::vector<int>(kTokens));
   CalibrationStatistics s = MakeStatistics({m.n_layers, m.n_heads, m.n_kv_heads, m.head_dim});
-  FisherSums sums(loaded.pool.get(), &s);
+  FisherSums sums(s.shape, 0, loaded.pool.get());
   DecoderGradients gradients(loaded.weights.get(), loaded.pool.get(), AvailableIsas().back(),
                              kNewest);
+  const TurningMeans none(s.shape, 0, 0);
   for (size_t w = 0; w < windows.size(); ++w) {
     for (int& id : windows[w]) id = static_cast<int>(random() % m.vocab);
     const std::vector<int32_t> ids(windows[w].begin(), windows[w].end());
-    const auto add = [&](const RowGradients& shown) { sums.Add(shown, {}, false); };
+    const auto add = [&](const RowGradients& shown) { sums.Add(shown, {}, none, false); };
     ASSERT_TRUE(gradients.Run(ids, w, add).ok());
     sums.CountTokens(kTokens, false);
   }
-  ASSERT_TRUE(sums.Finish().ok());
+  ASSERT_TRUE(sums.Finish(none, &s).ok());
   const int width = m.n_kv_heads * m.head_dim;
   const std::vector<float>* fishers[kKinds] = {&s.joint.k.fisher, &s.joint.k_pre.fisher,
                                                &s.joint.v.fisher};

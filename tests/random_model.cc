@@ -358,9 +358,15 @@ ModelBasis ToModelBasis(const ReferenceModel& m, const std::vector<ReferenceBasi
     basis.keys = LatentKeys{.heads_per_latent = n_sharing};
   }
   for (const ReferenceBasis& b : bases) {
-    basis.heads.push_back({static_cast<int>(b.key[0].size()), static_cast<int>(b.value[0].size()),
-                           flat(b.query), flat(b.key), flat(b.value), flat(b.output),
-                           flat({b.key_offset}), flat({b.value_offset}), flat(b.key_way_back)});
+    basis.heads.push_back({.rank_k = static_cast<int>(b.key[0].size()),
+                           .rank_v = static_cast<int>(b.value[0].size()),
+                           .query_basis = flat(b.query),
+                           .key_basis = flat(b.key),
+                           .value_basis = flat(b.value),
+                           .output_basis = flat(b.output),
+                           .key_offset = flat({b.key_offset}),
+                           .value_offset = flat({b.value_offset}),
+                           .key_way_back = flat(b.key_way_back)});
   }
   return basis;
 }

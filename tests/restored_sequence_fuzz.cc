@@ -51,6 +51,7 @@ constexpr const char* kSpecs[] = {
     "lathe(ratio=4,scales=static,open=8,run=64)",
     "lathe(ratio=4,scales=static,open=16,run=64,sink=0)+lowrank",
     "lathe(ratio=4,scales=static,open=8,keys=before,run=64)",
+    "lathe(ratio=4,scales=static,open=8,keys=block,run=64)",
     "svd-online",
     "window(size=90)+gear(bits=4,run=64)",
     "lathe(ratio=4,scales=static,open=8,run=64,sink=2)+window(size=70)",

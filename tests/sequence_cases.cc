@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "base/random.h"
+#include "format/keys.h"
 #include "kv/spec/spec.h"
 #include "model/planned_model.h"
 #include "model/small_config.h"
@@ -36,6 +37,8 @@ ModelBasis DrawBasis(CaseBasis kind) {
       return DrawRandomBasis(2, 2, 32, 0.3, 9, LatentKeys{});
     case CaseBasis::kSplitLatents:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, LatentKeys{});
+    case CaseBasis::kSplitFrames:
+      return DrawRandomSplitBasis(2, 2, 32, 4, 9, MappedKeys{1, true, MostTurningPairs(32)});
     case CaseBasis::kSplitClasses:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, MappedKeys{}, /*has_classes=*/true);
     case CaseBasis::kSplitClassLatents:
@@ -62,6 +65,7 @@ CaseBasis BasisOf(const Spec& spec) {
   if (sealing.has_classes) {
     return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitClassLatents : CaseBasis::kSplitClasses;
   }
+  if (HasFrames(spec.keys())) return CaseBasis::kSplitFrames;
   if (sealing.splits_bits) {
     return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitLatents : CaseBasis::kSplit;
   }
@@ -89,6 +93,8 @@ const SequenceCase kCases[] = {
      CaseBasis::kSplitClassLatents},
     {"LatheKeysBefore", "lathe(ratio=4,scales=static,open=8,keys=before,run=64)",
      CaseBasis::kSplitLatents},
+    {"LatheKeysBlock", "lathe(ratio=4,scales=static,open=8,keys=block,run=64)",
+     CaseBasis::kSplitFrames},
     {"SvdOnline", "svd-online"},
     {"ZackOnline", "zack(online=on)", CaseBasis::kOnline},
     {"Palu", "palu(group=2)", CaseBasis::kSharedLatents},

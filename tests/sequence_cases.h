@@ -23,6 +23,7 @@ enum class CaseBasis {
   kSplitClasses,
   kLatents,
   kSplitLatents,
+  kSplitFrames,
   kSplitClassLatents,
   kSharedLatents,
   kOnline

@@ -9,8 +9,10 @@
 
 #include "analysis/bases/basis_methods.h"
 #include "analysis/bases/hadamard.h"
+#include "base/random.h"
 #include "calibration/calibrate.h"
 #include "calibration/gradients/decoder_gradients.h"
+#include "format/keys.h"
 #include "loaded_model.h"
 #include "model/weight_grams.h"
 #include "model_shapes.h"
@@ -196,10 +198,9 @@ CalibrationStatistics StatisticsOf(LoadedModel* none, const std::vector<int>& id
   };
   DecoderGradients gradients(none->weights.get(), none->pool.get(), AvailableIsas().back(),
                              /*newest=*/0);
-  job.gradient_tokens = std::ssize(ids);
-  job.gradients = [&](std::span<const int32_t> tokens, uint64_t seed,
+  job.gradients = [&](std::span<const int32_t> tokens, uint64_t seed, QkvObserver* observer,
                       const DecoderGradients::Sink& sink) {
-    return gradients.Run(tokens, seed, sink).status();
+    return gradients.Run(tokens, seed, sink, observer).status();
   };
   auto statistics = Calibrate(job);
   EXPECT_TRUE(statistics.ok()) << statistics.status();
@@ -213,7 +214,8 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   ASSERT_TRUE(value_grams.ok()) << value_grams.status();
   auto output_grams = WeightGrams(none.weights.get()).OutputGrams(none.pool.get());
   ASSERT_TRUE(output_grams.ok()) << output_grams.status();
-  const testing::Matrix expected = EngineLogits(&none, ids_, {40, 1});
+  std::vector<int> ids = ids_, chunks = {40, 1};
+  testing::Matrix expected = EngineLogits(&none, ids, chunks);
   const auto expect_same = [&](std::string_view name, const BasisInputs& inputs) {
     const BasisMethod& method = *FindStage(name)->analysis;
     auto analysis = method.analyse(inputs);
@@ -225,7 +227,7 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
     const ModelBasis basis = CutBasis(*analysis, allocation->ranks);
     for (int n_sink : {0, 4}) {
       LoadedModel full = LoadModel(directory_, DType::kF32, AvailableIsas().back(), &basis, n_sink);
-      EXPECT_LT(MaxDifference(EngineLogits(&full, ids_, {40, 1}), expected), 1e-3)
+      EXPECT_LT(MaxDifference(EngineLogits(&full, ids, chunks), expected), 1e-3)
           << name << " n_sink " << n_sink;
     }
   };
@@ -249,6 +251,30 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
     inputs.key_grams = *joined_keys;
     inputs.value_grams = *joined_values;
     expect_same("palu", inputs);
+  }
+  // What keys lose where they turn and behind it, queries add again, whatever it is, in a frame and
+  // across frames.
+  const ModelConfig& config = none.model->config();
+  if (config.rope_dim() > 0) {
+    ids = RandomIds(kFramePositions + 44, reference_.vocab, 6);
+    chunks = {250, 40, 1};
+    expected = EngineLogits(&none, ids, chunks);
+  }
+  CalibrationStatistics with_mean = statistics;
+  with_mean.joint.k_block = with_mean.joint.k;
+  const int n_pairs = MostTurningPairs(config.rope_dim());
+  Random random(8);
+  for (size_t i = 0; i < with_mean.turning_mean.size(); ++i) {
+    const int channel = static_cast<int>(i) % config.head_dim, half = config.rope_dim() / 2;
+    if (channel >= 2 * half || channel % half >= n_pairs) continue;
+    with_mean.turning_mean[i] = static_cast<float>(3 * random.Normal());
+  }
+  for (const int joint_channels : {0, config.n_kv_heads * config.head_dim}) {
+    BasisInputs of_block = {&with_mean, *value_grams, *output_grams};
+    of_block.options = {.has_frames = config.rope_dim() > 0,
+                        .turning_pairs = n_pairs,
+                        .joint_channels = joint_channels};
+    expect_same("lathe", of_block);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "evaluation/bench/bench_scheduler.h"
 #include "kvlathe/bench_serve/bench_serve.h"
 #include "kvlathe/open_workspace.h"
+#include "plan/basis_analyses.h"
 #include "plan/drawn_basis.h"
 
 namespace kvlathe {
@@ -220,10 +221,12 @@ Status RunAttention(BenchAttentionOptions options) {
     KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
     const bool is_uniform = has_rate && ranks->choice == RankOptions::Choice::kUniform;
     const PlanParts parts = PartsOf(spec);
-    const int n_joined =
-        HeadsPerMap({1, bench.n_heads, bench.n_kv_heads, bench.head_dim}, spec.joint_channels());
+    const ModelFacts model = {.n_layers = 1,
+                              .n_kv_heads = bench.n_kv_heads,
+                              .head_dim = bench.head_dim,
+                              .rope_dim = bench.head_dim};
     bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
-                           sealing.splits_bits ? ranks->value : 0, spec.keys(n_joined),
+                           sealing.splits_bits ? ranks->value : 0, KeysOf(spec, model),
                            is_uniform});
   }
   bench.phases.clear();

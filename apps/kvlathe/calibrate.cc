@@ -2,11 +2,13 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <filesystem>
+#include <system_error>
+
 #include "base/clock.h"
 #include "base/units.h"
 #include "calibration/fingerprint.h"
 #include "calibration/statistics_store.h"
-#include "io/atomic_file.h"
 #include "io/files.h"
 #include "io/model_place.h"
 #include "kvlathe/open_workspace.h"
@@ -65,11 +67,18 @@ Status RunCalibrate(CalibrateOptions options) {
   const double loading_seconds = watch.Seconds();
   const std::string path = OutputOf(options, *workspace);
   // What cannot be written is known before the work begins.
-  if (!path.empty()) KVL_RETURN_IF_ERROR(AtomicFile::Create(path).status());
+  if (!path.empty()) {
+    KVL_RETURN_IF_ERROR(CheckCanKeep(path, ShapeOf(workspace->config()), options.run.across_heads));
+    options.run.checkpoint_path = CheckpointPathOf(path);
+  }
   CalibrationTimes times;
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
                        RunCalibration(workspace.get(), options.run, &times));
-  if (!path.empty()) KVL_RETURN_IF_ERROR(WriteStatistics(statistics, path));
+  if (!path.empty()) {
+    KVL_RETURN_IF_ERROR(WriteStatistics(statistics, path));
+    std::error_code ignored;  // there may be none
+    std::filesystem::remove(options.run.checkpoint_path, ignored);
+  }
   if (options.model.json) {
     const nlohmann::ordered_json json = {{"basis", path},
                                          {"tokens", statistics.source.n_tokens},
@@ -103,7 +112,6 @@ void AddCalibrateVerb(Verbs* verbs) {
       "calibrate", "Statistics of queries, keys and values for the basis axis",
       "kvlathe calibrate -m models/lathe-nano --random-tokens 16384 -o basis.safetensors",
       [options] { return RunCalibrate(*options); });
-  options->model.exact_rows = true;  // what caches lose is not to drown in the rounding of rows
   AddModelOptions(verb, &options->model);
   verb->get_option("--model")->required(false);
   verb->add_option("--random-model", options->random_model,
@@ -113,8 +121,13 @@ void AddCalibrateVerb(Verbs* verbs) {
       verb->add_option("--random-tokens", options->run.n_random_tokens, "random tokens to run")
           ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
           ->capture_default_str();
-  verb->add_option("--text", options->run.text_path, "calibrate on a text instead")
-      ->excludes(random);
+  auto* text = verb->add_option("--text", options->run.text_path, "calibrate on a text instead")
+                   ->excludes(random);
+  verb->add_option("--tokens", options->run.n_text_tokens,
+                   "tokens of the text to read, from all over it (default: 24576; fewer of models "
+                   "of more than 134 million weights)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->needs(text);
   verb->add_flag(
       "--across-heads", options->run.across_heads,
       "Gram matrices across the KV heads of a layer too, for palu(group=N): 8 bytes times "

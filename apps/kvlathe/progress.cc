@@ -27,6 +27,7 @@ class ProgressLine {
       Clear();
       what_ = what;
       since_start_.Restart();
+      first_fraction_ = fraction;
       told_at_ = 0;
     }
     if (fraction >= 1) {
@@ -41,8 +42,10 @@ class ProgressLine {
     if (told_at_ > 0 && seconds - told_at_ < (is_terminal_ ? kTerminalPeriod : kLogPeriod)) return;
     told_at_ = seconds;
     const std::string done = fmt::format("{:.0f}%", 100 * fraction);
-    const std::string left = fraction > 0
-                                 ? fmt::format("{:.0f} s left", seconds / fraction - seconds)
+    // A piece may begin with a part that was done before.
+    const double by_now = fraction - first_fraction_;
+    const std::string left = by_now > 0
+                                 ? fmt::format("{:.0f} s left", seconds * (1 - fraction) / by_now)
                                  : "unknown time left";
     if (is_terminal_) {
       constexpr int kWidth = 20;
@@ -66,7 +69,8 @@ class ProgressLine {
   bool is_shown_ = false;
   std::string what_;
   Stopwatch since_start_;
-  double told_at_ = 0;  // seconds since the start; 0: not yet
+  double first_fraction_ = 0;  // that was told, when the piece began
+  double told_at_ = 0;         // seconds since the start; 0: not yet
 };
 
 }  // namespace

@@ -141,8 +141,8 @@ StatusOr<std::vector<ReportCache>> CachesOf(Workspace* workspace, const Comparis
 // The uncompressed cache and what tune found for its last target, or a few examples.
 std::vector<std::string> DefaultSpecs(const std::optional<FoundProfile>& found) {
   if (!found.has_value() || found->profile.targets.empty()) {
-    return {"none",          "lathe(rate=0.25)", "lathe(rate=0.5)",
-            "fdc(rate=0.5)", "kivi(bits=4)",     "kivi(bits=2)"};
+    return {"none",           "lathe(ratio=4)", "lathe(ratio=6)",
+            "lathe(ratio=8)", "kivi(bits=4)",   "kivi(bits=2)"};
   }
   std::vector<std::string> specs = {"none"};
   for (const TunedMethod& method : found->profile.targets.back().methods) {
@@ -195,7 +195,7 @@ void AddReportVerb(Verbs* verbs) {
   auto options = std::make_shared<ReportOptions>();
   CLI::App* verb = verbs->Add(
       "report", "One HTML page: size against quality, tuned caches, ranks and bits by head",
-      "kvlathe report -m models/lathe-nano --kv none --kv 'lathe(rate=0.5)' --out report.html",
+      "kvlathe report -m models/lathe-nano --kv none --kv 'lathe(ratio=4)' --out report.html",
       [options] { return RunReport(*options); });
   options->model.exact_rows = true;  // what caches lose is not to drown in the rounding of rows
   AddModelOptions(verb, &options->model);

@@ -207,6 +207,20 @@ Status StatisticsAccumulator::status() const {
                failure / kKinds, kNames[failure % kKinds]);
 }
 
+void StatisticsAccumulator::AppendTo(SumBytes* bytes) {
+  for (Sums& sums : sums_) sums.AppendTo(bytes);
+  for (Sums* sums : {&sink_q_post_, &sink_k_post_, &sink_v_}) sums->AppendTo(bytes);
+  for (ChannelHistograms* of_channels : {&k_post_histograms_, &k_pre_histograms_, &v_histograms_}) {
+    for (std::vector<float>* values :
+         {&of_channels->center, &of_channels->bin_width, &of_channels->min, &of_channels->max,
+          &of_channels->counts}) {
+      AppendSums(values, bytes);
+    }
+  }
+  AppendSums(&n_rows_, bytes);
+  AppendSums(&n_sink_rows_, bytes);
+}
+
 HeadMoments StatisticsAccumulator::Normalise(Sums* sums, int rows_per_token) {
   const int64_t d = sums->width;
   HeadMoments moments;

@@ -40,6 +40,9 @@ class StatisticsAccumulator : public QkvObserver {
   // weights are damaged"); later observations are ignored.
   Status status() const;
 
+  // All that was summed up so far.
+  void AppendTo(SumBytes* bytes);
+
   // The statistics, with `source` and what others gather left to the caller. kInvalidArgument if no
   // token was counted. Releases the sums: call it once.
   StatusOr<CalibrationStatistics> Finish();
@@ -60,6 +63,10 @@ class StatisticsAccumulator : public QkvObserver {
     std::vector<double> n_rows;   // [n_layers, heads]
     std::vector<double> mean;     // [n_layers, heads, width]
     std::vector<double> scatter;  // [n_layers, heads, width, width], lower triangle
+
+    void AppendTo(SumBytes* bytes) {
+      for (std::vector<double>* sums : {&n_rows, &mean, &scatter}) AppendSums(sums, bytes);
+    }
   };
   struct Task {  // one head of one kind
     Kind kind;

@@ -1,49 +1,24 @@
 #include "calibration/calibrate.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "analysis/statistics/positive.h"
 #include "base/clock.h"
 #include "base/random.h"
 #include "calibration/accumulator.h"
-#include "calibration/gradient_windows.h"
+#include "calibration/checkpoint.h"
+#include "calibration/fingerprint.h"
 #include "calibration/joint_moments.h"
 #include "calibration/position_shift.h"
+#include "format/keys.h"
 
 namespace kvlathe {
 namespace {
-
-// Shows every view to all observers, takes their time and tells what share of all rows was seen.
-class TimedObservers : public QkvObserver {
- public:
-  TimedObservers(QkvObserver* moments, QkvObserver* joint_moments, const CalibrationJob& job,
-                 int64_t n_tokens, CalibrationTimes* times)
-      : moments_(moments),
-        joint_moments_(joint_moments),
-        job_(job),
-        n_rows_(n_tokens * job.shape.n_layers),
-        times_(times) {}
-  void Observe(const QkvView& view) override {
-    {
-      const ScopedTimer timer(&times_->moments);
-      moments_->Observe(view);
-      joint_moments_->Observe(view);
-    }
-    n_seen_ += view.n_tokens;
-    if (job_.on_progress) {
-      job_.on_progress(static_cast<double>(n_seen_) / static_cast<double>(n_rows_));
-    }
-  }
-
- private:
-  QkvObserver* moments_;
-  QkvObserver* joint_moments_;
-  const CalibrationJob& job_;
-  int64_t n_rows_;
-  int64_t n_seen_ = 0;
-  CalibrationTimes* times_;
-};
 
 constexpr int kShortestSequence = kCalibrationSinks + 1;
 
@@ -54,50 +29,218 @@ Status CheckSequenceTokens(int sequence_tokens) {
                kShortestSequence, sequence_tokens);
 }
 
-// Of every sequence: the shifts of the layers.
-std::vector<std::vector<PositionShift>> ShiftsOf(const CalibrationJob& job, int64_t n_sequences,
-                                                 int sequence_tokens, int n_positions) {
-  std::vector<std::vector<PositionShift>> shifts;
-  for (const int start : SpreadStarts(n_sequences, sequence_tokens, n_positions)) {
-    std::vector<PositionShift>& of_layers = shifts.emplace_back();
-    for (int l = 0; l < job.shape.n_layers; ++l) {
-      of_layers.emplace_back(start, RopeFrequencies(job.attention.of(l).rope, job.rope_dim));
-    }
+// All that calibration adds up.
+struct CalibrationSums {
+  explicit CalibrationSums(const CalibrationJob& job)
+      : rows(job.shape, job.pool, job.isa, job.across_heads),
+        joint(job.shape, MostTurningPairs(job.rope_dim), job.rope_dim / 2, job.pool) {
+    if (job.gradients) fisher.emplace(job.shape, MostTurningPairs(job.rope_dim), job.pool);
   }
-  return shifts;
+  SumBytes Bytes() {
+    SumBytes bytes;
+    rows.AppendTo(&bytes);
+    joint.AppendTo(&bytes);
+    if (fisher.has_value()) fisher->AppendTo(&bytes);
+    return bytes;
+  }
+
+  StatisticsAccumulator rows;
+  JointMomentSums joint;
+  std::optional<FisherSums> fisher;
+};
+
+// Everything that the sums of a job depend on, and how they are kept.
+std::string CheckpointKey(const CalibrationJob& job) {
+  constexpr uint64_t kVersion = 3;  // of what is summed up, and in which order
+  Fingerprint key;
+  key.Add(kVersion);
+  for (const std::string* text : {&job.source.model_hash, &job.source.rope,
+                                  &job.source.token_source, &job.source.merging, &job.settings}) {
+    key.Add(*text);
+  }
+  const StatisticsShape& s = job.shape;
+  for (const int64_t number :
+       {int64_t{s.n_layers}, int64_t{s.n_heads}, int64_t{s.n_kv_heads}, int64_t{s.head_dim},
+        int64_t{job.n_positions}, int64_t{job.across_heads}, int64_t{job.gradients != nullptr},
+        static_cast<int64_t>(job.isa), static_cast<int64_t>(job.source.seed)}) {
+    key.Add(static_cast<uint64_t>(number));
+  }
+  for (const auto& ids : job.sequences) key.Add(TokenHash(ids));
+  return key.Hex();
 }
 
-// Fills JointMoments::fisher. Windows are shorter than sequences, so they are taken to start all
-// over the n_positions on their own, those that are held back and the others.
-Status MeasureGradients(const CalibrationJob& job, int n_positions,
-                        CalibrationStatistics* statistics) {
-  std::vector<int64_t> sequence_tokens;
-  for (const auto& sequence : job.sequences) sequence_tokens.push_back(std::ssize(sequence));
-  const std::vector<GradientWindow> windows =
-      ChooseGradientWindows(sequence_tokens, job.gradient_tokens);
-  int64_t n_windows[2] = {}, window_tokens = 0;
-  for (const GradientWindow& window : windows) {
-    ++n_windows[window.is_held_back ? 1 : 0];
-    window_tokens = std::max(window_tokens, window.n_tokens);
+// Runs the sequences of a job one after the other.
+class CalibrationPass : public QkvObserver {
+ public:
+  CalibrationPass(const CalibrationJob& job, CalibrationTimes* times)
+      : job_(job), times_(times), sums_(std::make_unique<CalibrationSums>(job)) {
+    for (const auto& sequence : job.sequences) {
+      n_tokens_ += std::ssize(sequence);
+      sequence_tokens_ = std::max(sequence_tokens_, static_cast<int>(sequence.size()));
+    }
+    MakeShifts();
+    if (!job.checkpoint_path.empty()) place_ = {job.checkpoint_path, CheckpointKey(job)};
   }
-  std::vector<std::vector<PositionShift>> shifts[2];
-  for (int part = 0; part < 2; ++part) {
-    shifts[part] = ShiftsOf(job, n_windows[part], static_cast<int>(window_tokens), n_positions);
+  Status Run();
+  StatusOr<CalibrationStatistics> Finish();
+
+  void Observe(const QkvView& view) override {
+    {
+      const ScopedTimer timer(&times_->moments);
+      sums_->rows.Observe(view);
+      sums_->joint.Observe(view);
+    }
+    if (gradient_watch_.has_value()) forward_seconds_ = gradient_watch_->Seconds();
+    CountWork(view.n_tokens);
   }
-  FisherSums sums(job.pool, statistics);
-  size_t n_done[2] = {};
-  uint64_t seed = 0;
-  for (const GradientWindow& window : windows) {
-    const int part = window.is_held_back ? 1 : 0;
-    const std::vector<PositionShift>& of_layers = shifts[part][n_done[part]++];
-    const auto sink = [&](const RowGradients& gradients) {
-      sums.Add(gradients, of_layers[gradients.layer_idx], window.is_held_back);
-    };
-    const auto ids = std::span(job.sequences[window.sequence_idx]);
-    KVL_RETURN_IF_ERROR(job.gradients(ids.subspan(window.begin, window.n_tokens), seed++, sink));
-    sums.CountTokens(window.n_tokens, window.is_held_back);
+
+ private:
+  int64_t n_sequences() const { return std::ssize(job_.sequences); }
+  bool observes_gradients() const { return job_.gradients && job_.source.merging.empty(); }
+  // Work is counted in forwards of a token through a layer. The way back makes a layer anew, and
+  // its products are F32.
+  int64_t WorkOf(int64_t n_sequence_tokens) const {
+    const int64_t n_back = job_.gradients ? kBack : 0;
+    return n_sequence_tokens * job_.shape.n_layers * (1 + n_back);
   }
-  return sums.Finish();
+  void CountWork(int64_t work);
+  void MakeShifts();
+  void Resume();
+  Status RunSequence(int64_t idx);
+  Status RunGradients(int64_t idx);
+  void Keep(int64_t n_done);
+  void Tell(const std::string& line) const {
+    if (job_.on_checkpoint) job_.on_checkpoint(line);
+  }
+
+  static constexpr int64_t kBack = 3;
+
+  const CalibrationJob& job_;
+  CalibrationTimes* times_;
+  int64_t n_tokens_ = 0;
+  int sequence_tokens_ = 0;                         // of the longest
+  std::vector<std::vector<PositionShift>> shifts_;  // of sequences and layers
+  std::unique_ptr<CalibrationSums> sums_;
+  int64_t n_resumed_ = 0;  // sequences
+  int64_t work_done_ = 0;
+  std::optional<Stopwatch>
+      gradient_watch_;          // since a sequence began, while its gradients are taken
+  double forward_seconds_ = 0;  // of it, until the last layer was shown
+  std::optional<CheckpointPlace> place_;
+  Stopwatch since_kept_;
+  double keeping_seconds_ = 0;  // that the last checkpoint took
+};
+
+void CalibrationPass::MakeShifts() {
+  for (const int start : SpreadStarts(n_sequences(), sequence_tokens_, job_.n_positions)) {
+    std::vector<PositionShift>& of_layers = shifts_.emplace_back();
+    for (int l = 0; l < job_.shape.n_layers; ++l) {
+      const RopeConfig& rope = job_.attention.of(l).rope;
+      of_layers.emplace_back(start, RopeFrequencies(rope, job_.rope_dim), rope.amplitude);
+    }
+  }
+}
+
+void CalibrationPass::CountWork(int64_t work) {
+  work_done_ += work;
+  if (!job_.on_progress) return;
+  job_.on_progress(static_cast<double>(work_done_) / static_cast<double>(WorkOf(n_tokens_)));
+}
+
+void CalibrationPass::Resume() {
+  if (!place_.has_value()) return;
+  const StatusOr<int64_t> n_done = ReadCheckpoint(*place_, sums_->Bytes());
+  if (!n_done.ok() || *n_done > n_sequences()) {
+    Tell(fmt::format("{}; calibration begins anew",
+                     n_done.ok() ? place_->path : MessageOf(n_done.status())));
+    sums_ = std::make_unique<CalibrationSums>(job_);
+    return;
+  }
+  n_resumed_ = *n_done;
+  if (n_resumed_ == 0) return;
+  for (int64_t i = 0; i < n_resumed_; ++i) work_done_ += WorkOf(std::ssize(job_.sequences[i]));
+  Tell(fmt::format("goes on behind {} of {} sequences, which {} holds", n_resumed_, n_sequences(),
+                   place_->path));
+}
+
+// Writing takes a twentieth of the time at most.
+void CalibrationPass::Keep(int64_t n_done) {
+  constexpr double kShare = 20;
+  const bool is_always = job_.checkpoint_seconds == 0;
+  const double least = is_always ? 0 : std::max(job_.checkpoint_seconds, kShare * keeping_seconds_);
+  if (!place_.has_value() || n_done == n_sequences() || since_kept_.Seconds() < least) return;
+  const Stopwatch watch;
+  const Status status = WriteCheckpoint(*place_, n_done, sums_->Bytes());
+  if (!status.ok()) {
+    Tell("calibration cannot go on where it is, should it be interrupted: " + MessageOf(status));
+    place_.reset();
+    return;
+  }
+  keeping_seconds_ = watch.Seconds();
+  since_kept_.Restart();
+}
+
+Status CalibrationPass::RunGradients(int64_t idx) {
+  const bool is_held_back = IsHeldBack(idx, n_sequences());
+  const double moments_before = times_->moments;
+  forward_seconds_ = 0;
+  gradient_watch_.emplace();
+  const auto sink = [&](const RowGradients& gradients) {
+    sums_->fisher->Add(gradients, shifts_[idx][gradients.layer_idx], sums_->joint.turning_means(),
+                       is_held_back);
+    CountWork(kBack * gradients.n_tokens);
+  };
+  QkvObserver* const observer = observes_gradients() ? this : nullptr;
+  const std::vector<int32_t>& ids = job_.sequences[idx];
+  KVL_RETURN_IF_ERROR(job_.gradients(ids, static_cast<uint64_t>(idx), observer, sink));
+  sums_->fisher->CountTokens(std::ssize(ids), is_held_back);
+  times_->gradients += gradient_watch_->Seconds() - forward_seconds_;
+  times_->forward += forward_seconds_ - (times_->moments - moments_before);
+  gradient_watch_.reset();
+  return OkStatus();
+}
+
+Status CalibrationPass::RunSequence(int64_t idx) {
+  sums_->rows.SetShifts(shifts_[idx]);
+  sums_->joint.BeginSequence(shifts_[idx], IsHeldBack(idx, n_sequences()));
+  if (!observes_gradients()) {
+    const Stopwatch watch;
+    const double moments_before = times_->moments;
+    KVL_RETURN_IF_ERROR(job_.forward(job_.sequences[idx], this));
+    times_->forward += watch.Seconds() - (times_->moments - moments_before);
+    KVL_RETURN_IF_ERROR(sums_->rows.status());
+  }
+  if (job_.gradients) KVL_RETURN_IF_ERROR(RunGradients(idx));
+  return sums_->rows.status();
+}
+
+Status CalibrationPass::Run() {
+  Resume();
+  const int64_t work_before = work_done_;
+  const Stopwatch watch;
+  for (int64_t i = n_resumed_; i < n_sequences(); ++i) {
+    KVL_RETURN_IF_ERROR(RunSequence(i));
+    Keep(i + 1);
+    if (i > n_resumed_ || i + 1 == n_sequences() || !job_.on_estimate) continue;
+    const auto left = static_cast<double>(WorkOf(n_tokens_) - work_done_);
+    job_.on_estimate(watch.Seconds() * left / static_cast<double>(work_done_ - work_before));
+  }
+  return OkStatus();
+}
+
+StatusOr<CalibrationStatistics> CalibrationPass::Finish() {
+  KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, sums_->rows.Finish());
+  if (sums_->fisher.has_value()) {
+    sums_->joint.SettleTurningMeans(sums_->fisher->keys_before_rope());
+    KVL_RETURN_IF_ERROR(sums_->fisher->Finish(sums_->joint.turning_means(), &statistics));
+  }
+  sums_->joint.Finish(&statistics);
+  statistics.source = job_.source;
+  statistics.source.n_tokens = n_tokens_;
+  statistics.source.sequence_tokens = sequence_tokens_;
+  statistics.source.n_positions = std::max(job_.n_positions, sequence_tokens_);
+  KVL_RETURN_IF_ERROR(CheckCovariances(statistics, job_.pool));
+  return statistics;
 }
 
 }  // namespace
@@ -148,41 +291,10 @@ StatusOr<TokenSequences> CutSequences(std::span<const int32_t> token_ids, int se
 }
 
 StatusOr<CalibrationStatistics> Calibrate(const CalibrationJob& job, CalibrationTimes* times) {
-  int64_t n_tokens = 0;
-  size_t sequence_tokens = 0;
-  for (const auto& sequence : job.sequences) {
-    n_tokens += static_cast<int64_t>(sequence.size());
-    sequence_tokens = std::max(sequence_tokens, sequence.size());
-  }
   CalibrationTimes of_parts;
-  if (times == nullptr) times = &of_parts;
-  StatisticsAccumulator accumulator(job.shape, job.pool, job.isa, job.across_heads);
-  JointMomentSums joint_moments(job.shape, job.pool);
-  TimedObservers observers(&accumulator, &joint_moments, job, n_tokens, times);
-  const auto n_sequences = std::ssize(job.sequences);
-  const std::vector<std::vector<PositionShift>> shifts =
-      ShiftsOf(job, n_sequences, static_cast<int>(sequence_tokens), job.n_positions);
-  Stopwatch watch;
-  for (int64_t i = 0; i < n_sequences; ++i) {
-    accumulator.SetShifts(shifts[i]);
-    joint_moments.BeginSequence(shifts[i], IsHeldBack(i, n_sequences));
-    KVL_RETURN_IF_ERROR(job.forward(job.sequences[i], &observers));
-    KVL_RETURN_IF_ERROR(accumulator.status());
-  }
-  times->forward = watch.Seconds() - times->moments;
-  KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, accumulator.Finish());
-  joint_moments.Finish(&statistics);
-  statistics.source = job.source;
-  statistics.source.n_tokens = n_tokens;
-  statistics.source.sequence_tokens = static_cast<int>(sequence_tokens);
-  statistics.source.n_positions = std::max(job.n_positions, static_cast<int>(sequence_tokens));
-  if (job.gradients) {
-    watch.Restart();
-    KVL_RETURN_IF_ERROR(MeasureGradients(job, statistics.source.n_positions, &statistics));
-    times->gradients = watch.Seconds();
-  }
-  KVL_RETURN_IF_ERROR(CheckCovariances(statistics, job.pool));
-  return statistics;
+  CalibrationPass pass(job, times != nullptr ? times : &of_parts);
+  KVL_RETURN_IF_ERROR(pass.Run());
+  return pass.Finish();
 }
 
 }  // namespace kvlathe

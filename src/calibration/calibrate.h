@@ -14,14 +14,13 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "calibration/gradients/layer_pass.h"
+#include "calibration/token_choice.h"
 #include "model/config.h"
 #include "model/observer.h"
 
 namespace kvlathe {
 
 inline constexpr int64_t kDefaultCalibrationTokens = 8192;  // FDC: bases are stable from 8 K on
-
-using TokenSequences = std::vector<std::vector<int32_t>>;
 
 // Sequences are this long. They run from position 0; what is learned of rows after RoPE is as if
 // they started anywhere in the context (calibration/position_shift.h).
@@ -73,21 +72,31 @@ struct CalibrationJob {
   // Runs one sequence from position 0 on an uncompressed cache and shows every layer to the
   // observer.
   std::function<Status(std::span<const int32_t> token_ids, QkvObserver* observer)> forward;
-  // Runs a window from position 0 on and shows the gradients of every layer to the sink: of what is
-  // drawn with numbers that depend on the seed alone (DecoderGradients::Run). null: no gradients
-  // are measured, and JointMoments::fisher is 0.
-  std::function<Status(std::span<const int32_t> token_ids, uint64_t seed,
+  // Runs one sequence from position 0 on, forwards and back: shows every layer to the observer
+  // (may be null) and its gradients to the sink, of what is drawn with numbers that depend on the
+  // seed alone (DecoderGradients::Run). null: no gradients are measured, and JointMoments::fisher
+  // is 0. With it `forward` runs only where rows merge.
+  std::function<Status(std::span<const int32_t> token_ids, uint64_t seed, QkvObserver* observer,
                        const std::function<void(const RowGradients&)>& sink)>
       gradients;
-  int64_t gradient_tokens = 0;                       // GradientTokens(), of what is not held back
-  std::function<void(double fraction)> on_progress;  // of `forward`, often; may be null
+  // All of these may be null.
+  std::function<void(double fraction)> on_progress;  // often
+  // Told once, when the first sequence is done: how long the others take, as it goes.
+  std::function<void(double seconds)> on_estimate;
+  std::function<void(const std::string& line)> on_checkpoint;  // read, refused or not written
+
+  // A file that keeps the sums while this runs; empty: none. Calibrate reads and writes it, the
+  // caller removes it once the statistics are kept.
+  std::string checkpoint_path = {};
+  std::string settings = {};       // what the bits of rows depend on beside all of the above
+  double checkpoint_seconds = 20;  // from one to the next, at least; 0: after every sequence
 };
 
 // Seconds that parts of calibration took.
 struct CalibrationTimes {
   double forward = 0;    // the model alone
   double moments = 0;    // of all rows
-  double gradients = 0;  // of stored rows, forwards and back
+  double gradients = 0;  // of stored rows: the way back, and what it makes anew on it
 };
 
 // Errors: those of `forward`; kDataLoss naming the layer if the model computes values that are not

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <numeric>
 #include <set>
 
 #include "analysis/statistics/gram.h"
 #include "base/random.h"
 #include "calibration/position_shift.h"
+#include "io/files.h"
 #include "model/rope.h"
 
 namespace kvlathe {
@@ -234,23 +236,32 @@ TEST(CalibrationPositionsTest, AreThoseOfTheContextOrTwiceAsManyAtMost) {
   EXPECT_EQ(CalibrationPositions(131072), 131072);
 }
 
-TEST_F(CalibrateTest, GradientsOfWindowsMakeFAndThoseHeldBackAreApart) {
-  job_.gradient_tokens = 200;
-  std::vector<uint64_t> seeds;
-  job_.gradients = [&](std::span<const int32_t> ids, uint64_t seed,
-                       const std::function<void(const RowGradients&)>& sink) {
-    seeds.push_back(seed);
-    // Sequences have 200, 200 and 100 tokens, the last of which is held back.
-    const std::vector<float> rows(ids.size() * kShape.head_dim, ids.size() == 100 ? 2.0f : 1.0f);
-    for (int l = 0; l < kShape.n_layers; ++l) {
-      sink({l, std::ssize(ids), rows.data(), rows.data(), rows.data(), rows.data(), rows.data(),
-            rows.data()});
-    }
-    return OkStatus();
-  };
+class GradientsTest : public CalibrateTest {
+ protected:
+  GradientsTest() {
+    job_.gradients = [this](std::span<const int32_t> ids, uint64_t seed, QkvObserver* observer,
+                            const std::function<void(const RowGradients&)>& sink) {
+      seeds_.push_back(seed);
+      if (observer != nullptr) KVL_RETURN_IF_ERROR(model_.Forward(ids, observer));
+      // Sequences have 200, 200 and 100 tokens, the last of which is held back.
+      const std::vector<float> rows(ids.size() * kShape.head_dim, ids.size() == 100 ? 2.0f : 1.0f);
+      for (int l = kShape.n_layers - 1; l >= 0; --l) {
+        sink({l, std::ssize(ids), rows.data(), rows.data(), rows.data(), rows.data(), rows.data(),
+              rows.data()});
+      }
+      return OkStatus();
+    };
+  }
+
+  std::vector<uint64_t> seeds_;
+};
+
+TEST_F(GradientsTest, OfSequencesMakeFAndThoseHeldBackAreApart) {
+  job_.forward = nullptr;  // what is seen on the way forwards is enough
   const CalibrationStatistics s = *Calibrate(job_);
-  EXPECT_THAT(seeds, ElementsAre(0, 1));
-  EXPECT_EQ(s.joint.n_tokens, 200);
+  EXPECT_THAT(seeds_, ElementsAre(0, 1, 2));
+  EXPECT_EQ(s.n_rows, 500 - 3 * kCalibrationSinks);
+  EXPECT_EQ(s.joint.n_tokens, 400);
   EXPECT_EQ(s.held_back.n_tokens, 100);
   EXPECT_FLOAT_EQ(s.joint.v.fisher.back(), 0.5f * 196 / 200);
   EXPECT_FLOAT_EQ(s.held_back.k_pre.fisher.back(), 0.5f * 4 * 96 / 100);
@@ -267,13 +278,124 @@ TEST_F(CalibrateTest, GradientsOfWindowsMakeFAndThoseHeldBackAreApart) {
         WeightedSum(n - n_held_back, gram_of(s.joint.v), n_held_back, gram_of(s.held_back.v));
     for (size_t i = 0; i < gram.size(); ++i) EXPECT_NEAR(gram[i], sum[i] / n, 1e-5);
   }
-  job_.gradients = [](std::span<const int32_t>, uint64_t,
+}
+
+TEST_F(GradientsTest, RowsThatMergeAreSeenByTheModelThatMergesThem) {
+  const CalibrationStatistics s = *Calibrate(job_);
+  const auto run = job_.gradients;
+  job_.gradients = [&](std::span<const int32_t> ids, uint64_t seed, QkvObserver* observer,
+                       const std::function<void(const RowGradients&)>& sink) {
+    EXPECT_EQ(observer, nullptr);
+    return run(ids, seed, observer, sink);
+  };
+  job_.source.merging = "dmc-12";
+  const CalibrationStatistics merged = *Calibrate(job_);
+  EXPECT_EQ(merged.n_rows, s.n_rows);
+  EXPECT_EQ(merged.v.covariance, s.v.covariance);
+  EXPECT_EQ(merged.joint.v.fisher, s.joint.v.fisher);
+}
+
+TEST_F(GradientsTest, ErrorsComeThroughAndWithoutThemThereIsNoF) {
+  job_.gradients = [](std::span<const int32_t>, uint64_t, QkvObserver*,
                       const std::function<void(const RowGradients&)>&) {
     return Error(StatusCode::kResourceExhausted, "no memory");
   };
   EXPECT_EQ(Calibrate(job_).status().code(), StatusCode::kResourceExhausted);
   job_.gradients = nullptr;
   EXPECT_EQ(Calibrate(job_)->joint.n_tokens, 0);
+}
+
+TEST_F(GradientsTest, ProgressCountsBothWaysAndTheFirstSequenceTellsTheTime) {
+  std::vector<double> done;
+  int n_estimates = 0;
+  job_.on_progress = [&](double fraction) { done.push_back(fraction); };
+  job_.on_estimate = [&](double seconds) {
+    ++n_estimates;
+    EXPECT_GT(seconds, 0);
+    EXPECT_EQ(seeds_.size(), 1u);
+  };
+  ASSERT_TRUE(Calibrate(job_).ok());
+  EXPECT_DOUBLE_EQ(done.front(), 64 / 6000.0);  // of 500 tokens in three layers; back counts thrice
+  EXPECT_TRUE(std::ranges::is_sorted(done));
+  EXPECT_DOUBLE_EQ(done.back(), 1);
+  EXPECT_EQ(n_estimates, 1);
+}
+
+// A calibration that is killed in its last sequence, and one that goes on after it.
+class ResumedCalibrationTest : public GradientsTest {
+ protected:
+  ResumedCalibrationTest() {
+    job_.checkpoint_path = ::testing::TempDir() + "/resumed_calibration.part";
+    std::filesystem::remove(job_.checkpoint_path);
+    job_.checkpoint_seconds = 0;
+    job_.on_checkpoint = [this](const std::string& line) { told_.push_back(line); };
+  }
+  ~ResumedCalibrationTest() override { std::filesystem::remove(job_.checkpoint_path); }
+
+  void RunUntilKilled() {
+    const auto run = job_.gradients;
+    job_.gradients = [&](std::span<const int32_t> ids, uint64_t seed, QkvObserver* observer,
+                         const std::function<void(const RowGradients&)>& sink) -> Status {
+      if (seed == 2) return Error(StatusCode::kAborted, "killed");
+      return run(ids, seed, observer, sink);
+    };
+    EXPECT_EQ(Calibrate(job_).status().code(), StatusCode::kAborted);
+    job_.gradients = run;
+    EXPECT_TRUE(std::filesystem::exists(job_.checkpoint_path));
+    seeds_.clear();
+    told_.clear();
+  }
+  std::string BytesOf(const CalibrationStatistics& statistics) {
+    const std::string path = ::testing::TempDir() + "/resumed_calibration.safetensors";
+    EXPECT_TRUE(WriteStatistics(statistics, path).ok());
+    const std::string bytes = *ReadTextFile(path);
+    std::filesystem::remove(path);
+    return bytes;
+  }
+
+  std::vector<std::string> told_;
+};
+
+TEST_F(ResumedCalibrationTest, GivesTheSameStatisticsBitForBit) {
+  const std::string expected = BytesOf(*Calibrate(job_));
+  std::filesystem::remove(job_.checkpoint_path);
+  RunUntilKilled();
+  std::vector<double> done;
+  job_.on_progress = [&](double fraction) { done.push_back(fraction); };
+  EXPECT_EQ(BytesOf(*Calibrate(job_)), expected);
+  EXPECT_THAT(seeds_, ElementsAre(2));
+  EXPECT_GT(done.front(), 0.8);  // 400 of 500 tokens were done before
+  EXPECT_DOUBLE_EQ(done.back(), 1);
+  EXPECT_THAT(told_, ElementsAre(::testing::HasSubstr("goes on behind 2 of 3 sequences")));
+}
+
+TEST_F(ResumedCalibrationTest, ACheckpointOfAnotherModelOrTextOrDamagedIsRefusedAndAllIsDoneAnew) {
+  const std::string expected = BytesOf(*Calibrate(job_));
+  const auto expect_anew = [&](const std::string& why) {
+    SCOPED_TRACE(why);
+    const CalibrationStatistics statistics = *Calibrate(job_);
+    EXPECT_THAT(seeds_, ElementsAre(0, 1, 2));
+    EXPECT_THAT(told_, ElementsAre(AllOf(::testing::HasSubstr(why), ::testing::HasSubstr("anew"))));
+    if (why == "damaged") EXPECT_EQ(BytesOf(statistics), expected);
+  };
+  RunUntilKilled();
+  job_.source.model_hash = "another";
+  expect_anew("another model");
+  RunUntilKilled();
+  std::swap(job_.sequences[0][7], job_.sequences[0][8]);
+  expect_anew("another model, text");
+  std::swap(job_.sequences[0][7], job_.sequences[0][8]);
+  job_.source.model_hash = "m";
+  RunUntilKilled();
+  const auto n_bytes = std::filesystem::file_size(job_.checkpoint_path);
+  std::filesystem::resize_file(job_.checkpoint_path, n_bytes - 100);
+  expect_anew("damaged");
+}
+
+TEST_F(ResumedCalibrationTest, WhatCannotBeWrittenIsToldOnceAndCalibrationGoesOn) {
+  job_.checkpoint_path = ::testing::TempDir() + "/no such folder/part";
+  EXPECT_TRUE(Calibrate(job_).ok());
+  EXPECT_THAT(told_, ElementsAre(::testing::HasSubstr("should it be interrupted")));
 }
 
 TEST_F(CalibrateTest, ADamagedModelStopsAtItsFirstBadLayer) {

@@ -95,6 +95,10 @@ std::string BasisHash(const ModelBasis& basis) {
       fingerprint.Add(std::string_view(reinterpret_cast<const char*>(map->data()),
                                        map->size() * sizeof(float)));
     }
+    if (!head.turning_mean.empty()) {
+      fingerprint.Add(std::string_view(reinterpret_cast<const char*>(head.turning_mean.data()),
+                                       head.turning_mean.size() * sizeof(float)));
+    }
     if (!head.key_way_back.empty()) {  // other bases keep the names that they had
       fingerprint.Add(std::string_view(reinterpret_cast<const char*>(head.key_way_back.data()),
                                        head.key_way_back.size() * sizeof(float)));

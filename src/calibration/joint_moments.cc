@@ -66,8 +66,16 @@ void JointAdder::Add(const float* rows, int64_t n_rows, int64_t row_stride, cons
     const double weight =
         of_slice != nullptr ? std::accumulate(of_slice, of_slice + n, 0.0) : static_cast<double>(n);
     if (weight == 0) continue;
-    const std::vector<double> mean = CentreRows(rows + first * row_stride, n, row_stride, of_slice,
-                                                width, centred_.data(), width);
+    std::vector<double> mean(width);
+    pool_->Run([&](int worker_id) {
+      const Range columns = ShareOf(width, kColumnStep, worker_id, pool_->n_workers());
+      const int64_t n_columns = columns.end - columns.begin;
+      if (n_columns == 0) return;
+      const std::vector<double> of_columns =
+          CentreRows(rows + first * row_stride + columns.begin, n, row_stride, of_slice, n_columns,
+                     centred_.data() + columns.begin, width);
+      std::copy(of_columns.begin(), of_columns.end(), mean.begin() + columns.begin);
+    });
     const SliceJoint joint = JoinMeans(weight, mean, &sums->weight[idx], &sums->mean[idx * width]);
     pool_->Run([&](int worker_id) {
       const Range columns = ShareOf(width, kColumnStep, worker_id, pool_->n_workers());
@@ -87,13 +95,18 @@ void JointAdder::Add(const float* rows, int64_t n_rows, int64_t row_stride, cons
   }
 }
 
-JointMomentSums::JointMomentSums(const StatisticsShape& shape, ThreadPool* pool)
+JointMomentSums::JointMomentSums(const StatisticsShape& shape, int n_pairs, int half,
+                                 ThreadPool* pool)
     : shape_(shape),
       width_(JointWidth(shape)),
       n_groups_(shape.n_kv_heads / JointHeads(shape)),
+      turning_means_(shape, n_pairs, half),
       adder_(pool) {
   for (Part& part : parts_) {
-    for (JointSums& sums : part.of_kind) sums = MakeSums(shape.n_layers * n_groups_, width_);
+    for (int kind = 0; kind < kKinds; ++kind) {
+      const int64_t width = kind == kKeysInFrames ? turning_means_.RowWidth() : width_;
+      part.of_kind[kind] = MakeSums(shape.n_layers * n_groups_, width);
+    }
   }
 }
 
@@ -114,64 +127,104 @@ void JointMomentSums::Observe(const QkvView& view) {
     shifts_[view.layer_idx].Apply(n_rows * shape_.n_kv_heads, shape_.head_dim, turned_.data());
     k_post = turned_.data();
   }
+  const float* const k_pre = view.k_pre + n_sinks * stride;
+  turning_means_.See(view.layer_idx, k_pre, n_rows);
+  const PositionShift none;
+  const PositionShift& shift = shifts_.empty() ? none : shifts_[view.layer_idx];
+  turning_means_.RowsWithAngles(view.layer_idx, shift, std::span(view.positions + n_sinks, n_rows),
+                                k_pre, &in_frames_);
   Part& part = parts_[is_held_back_ ? 1 : 0];
   const std::pair<Kind, const float*> kinds[] = {{kKeys, k_post},
-                                                 {kKeysBeforeRope, view.k_pre + n_sinks * stride},
+                                                 {kKeysInFrames, in_frames_.data()},
+                                                 {kKeysBeforeRope, k_pre},
                                                  {kValues, view.v + n_sinks * stride}};
   for (const auto& [kind, rows] : kinds) {
+    const int64_t width = kind == kKeysInFrames ? turning_means_.RowWidth() : width_;
     for (int64_t group = 0; group < n_groups_; ++group) {
-      adder_.Add(rows + group * width_, n_rows, stride, nullptr, width_,
+      adder_.Add(rows + group * width, n_rows, n_groups_ * width, nullptr, width,
                  view.layer_idx * n_groups_ + group, &part.of_kind[kind]);
     }
   }
+}
+
+void JointMomentSums::AppendTo(SumBytes* bytes) {
+  for (Part& part : parts_) {
+    for (JointSums& sums : part.of_kind) sums.AppendTo(bytes);
+  }
+  turning_means_.AppendTo(bytes);
 }
 
 void JointMomentSums::Finish(CalibrationStatistics* statistics) {
   const std::pair<Part*, JointStatistics*> parts[] = {{&parts_[0], &statistics->joint},
                                                       {&parts_[1], &statistics->held_back}};
   for (const auto& [part, to] : parts) {
+    JointSums& in_frames = part->of_kind[kKeysInFrames];
+    in_frames = turning_means_.WithSettledMeans(std::move(in_frames));
     Normalise(&part->of_kind[kKeys], width_, &to->k.mean, &to->k.covariance);
+    Normalise(&in_frames, width_, &to->k_block.mean, &to->k_block.covariance);
     Normalise(&part->of_kind[kKeysBeforeRope], width_, &to->k_pre.mean, &to->k_pre.covariance);
     Normalise(&part->of_kind[kValues], width_, &to->v.mean, &to->v.covariance);
   }
+  statistics->turning_mean = turning_means_.settled();
 }
 
-FisherSums::FisherSums(ThreadPool* pool, CalibrationStatistics* statistics)
-    : pool_(pool),
-      statistics_(statistics),
-      width_(JointWidth(statistics->shape)),
-      n_groups_(statistics->shape.n_kv_heads / JointHeads(statistics->shape)),
+FisherSums::FisherSums(const StatisticsShape& shape, int n_pairs, ThreadPool* pool)
+    : shape_(shape),
+      pool_(pool),
+      width_(JointWidth(shape)),
+      n_groups_(shape.n_kv_heads / JointHeads(shape)),
       adder_(pool) {
-  const int64_t n_matrices = statistics->shape.n_layers * n_groups_;
-  parts_[0].to = &statistics->joint;
-  parts_[1].to = &statistics->held_back;
+  const int64_t n_matrices = shape.n_layers * n_groups_;
   for (Part& part : parts_) {
-    for (JointSums* sums : {&part.k, &part.k_pre, &part.v}) *sums = MakeSums(n_matrices, width_);
+    for (KindSums* sums : {&part.k, &part.k_block, &part.k_pre, &part.v}) {
+      const int64_t n_angles = sums == &part.k_block ? 2 * n_pairs : 0;
+      sums->rows = MakeSums(n_matrices, width_ + n_angles);
+      sums->fisher.resize(n_matrices * width_ * width_);
+    }
   }
 }
 
-void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift, bool is_held_back) {
-  const StatisticsShape& shape = statistics_->shape;
-  const int64_t n_rows = gradients.n_tokens * shape.n_kv_heads, n = n_rows * shape.head_dim;
+void FisherSums::AppendTo(SumBytes* bytes) {
+  for (Part& part : parts_) {
+    for (KindSums* sums : {&part.k, &part.k_block, &part.k_pre, &part.v}) {
+      sums->rows.AppendTo(bytes);
+      AppendSums(&sums->fisher, bytes);
+    }
+    AppendSums(&part.n_tokens, bytes);
+  }
+}
+
+void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift,
+                     const TurningMeans& means, bool is_held_back) {
+  const int64_t n_rows = gradients.n_tokens * shape_.n_kv_heads, n = n_rows * shape_.head_dim;
   turned_.assign(gradients.k_post, gradients.k_post + n);
   turned_rows_.assign(gradients.k_post_rows, gradients.k_post_rows + n);
   for (std::vector<float>* rows : {&turned_, &turned_rows_}) {
-    shift.Apply(n_rows, shape.head_dim, rows->data());
+    shift.Apply(n_rows, shape_.head_dim, rows->data());
   }
   Part& part = parts_[is_held_back ? 1 : 0];
   const int64_t n_tokens = gradients.n_tokens;
   const int layer_idx = gradients.layer_idx;
-  AddRows(turned_.data(), turned_rows_.data(), n_tokens, layer_idx, &part.k, &part.to->k);
-  AddRows(gradients.k_pre, gradients.k_pre_rows, n_tokens, layer_idx, &part.k_pre, &part.to->k_pre);
-  AddRows(gradients.v, gradients.v_rows, n_tokens, layer_idx, &part.v, &part.to->v);
+  const auto rows_of = [&](const float* rows) { return GroupRows{rows, width_, n_tokens}; };
+  AddRows(turned_.data(), rows_of(turned_rows_.data()), layer_idx, &part.k);
+  std::vector<int> positions(n_tokens);
+  std::iota(positions.begin(), positions.end(), 0);
+  shift.TurnGradientsInFrames({positions, shape_.n_kv_heads, shape_.head_dim, gradients.k_pre},
+                              turned_.data());
+  means.RowsWithAngles(layer_idx, shift, positions, gradients.k_pre_rows, &turned_rows_);
+  AddRows(turned_.data(), {turned_rows_.data(), means.RowWidth(), n_tokens}, layer_idx,
+          &part.k_block);
+  AddRows(gradients.k_pre, rows_of(gradients.k_pre_rows), layer_idx, &part.k_pre);
+  AddRows(gradients.v, rows_of(gradients.v_rows), layer_idx, &part.v);
 }
 
-void FisherSums::AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
-                         JointSums* sums, JointMoments* moments) {
-  const int64_t stride = width_ * n_groups_, n = n_tokens - kCalibrationSinks;
+void FisherSums::AddRows(const float* gradients, const GroupRows& of, int layer_idx,
+                         KindSums* sums) {
+  const int64_t stride = width_ * n_groups_, n = of.n_tokens - kCalibrationSinks;
   if (n <= 0) return;
   gradients += kCalibrationSinks * stride;
-  rows += kCalibrationSinks * stride;
+  const int64_t row_stride = of.row_width * n_groups_;
+  const float* const rows = of.rows + kCalibrationSinks * row_stride;
   weights_.resize(n);
   for (int64_t group = 0; group < n_groups_; ++group) {
     const int64_t at = layer_idx * n_groups_ + group;
@@ -179,24 +232,26 @@ void FisherSums::AddRows(const float* gradients, const float* rows, int64_t n_to
       const float* const g = gradients + t * stride + group * width_;
       weights_[t] = std::inner_product(g, g + width_, g, 0.0f);
     }
-    adder_.Add(rows + group * width_, n, stride, weights_.data(), width_, at, sums);
+    adder_.Add(rows + group * of.row_width, n, row_stride, weights_.data(), of.row_width, at,
+               &sums->rows);
     pool_->Run([&](int worker_id) {
       const Range columns = ShareOf(width_, kColumnStep, worker_id, pool_->n_workers());
       if (columns.begin == columns.end) return;
       MultiplyColumns(gradients + group * width_, n, stride, width_, columns, true,
-                      moments->fisher.data() + at * width_ * width_ + columns.begin, width_);
+                      sums->fisher.data() + at * width_ * width_ + columns.begin, width_);
     });
   }
 }
 
 void FisherSums::CountTokens(int64_t n_tokens, bool is_held_back) {
-  parts_[is_held_back ? 1 : 0].to->n_tokens += n_tokens;
+  parts_[is_held_back ? 1 : 0].n_tokens[0] += n_tokens;
 }
 
-Status FisherSums::FinishMoments(int64_t n_tokens, JointSums* sums, JointMoments* moments) const {
+Status FisherSums::FinishMoments(int64_t n_tokens, KindSums* sums, JointMoments* moments) const {
   const double scale = 0.5 / static_cast<double>(n_tokens);
-  Normalise(sums, width_, &moments->weighed_mean, &moments->weighed_covariance);
-  const int64_t n_matrices = statistics_->shape.n_layers * n_groups_, square = width_ * width_;
+  Normalise(&sums->rows, width_, &moments->weighed_mean, &moments->weighed_covariance);
+  moments->fisher = std::move(sums->fisher);
+  const int64_t n_matrices = shape_.n_layers * n_groups_, square = width_ * width_;
   for (int64_t m = 0; m < n_matrices; ++m) {
     float* const f = moments->fisher.data() + m * square;
     const float* const covariance = moments->weighed_covariance.data() + m * square;
@@ -212,13 +267,17 @@ Status FisherSums::FinishMoments(int64_t n_tokens, JointSums* sums, JointMoments
   return OkStatus();
 }
 
-Status FisherSums::Finish() {
-  for (Part& part : parts_) {
-    const int64_t n_tokens = part.to->n_tokens;
-    if (n_tokens == 0) continue;
-    KVL_RETURN_IF_ERROR(FinishMoments(n_tokens, &part.k, &part.to->k));
-    KVL_RETURN_IF_ERROR(FinishMoments(n_tokens, &part.k_pre, &part.to->k_pre));
-    KVL_RETURN_IF_ERROR(FinishMoments(n_tokens, &part.v, &part.to->v));
+Status FisherSums::Finish(const TurningMeans& means, CalibrationStatistics* statistics) {
+  const std::pair<Part*, JointStatistics*> parts[] = {{&parts_[0], &statistics->joint},
+                                                      {&parts_[1], &statistics->held_back}};
+  for (const auto& [part, to] : parts) {
+    to->n_tokens = part->n_tokens[0];
+    if (to->n_tokens == 0) continue;
+    KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k, &to->k));
+    part->k_block.rows = means.WithSettledMeans(std::move(part->k_block.rows));
+    KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k_block, &to->k_block));
+    KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k_pre, &to->k_pre));
+    KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->v, &to->v));
   }
   return OkStatus();
 }

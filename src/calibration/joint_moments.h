@@ -10,17 +10,12 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "calibration/gradients/layer_pass.h"
+#include "calibration/moment_sums.h"
 #include "calibration/position_shift.h"
+#include "calibration/turning_means.h"
 #include "model/observer.h"
 
 namespace kvlathe {
-
-// The moments of one kind of rows, [n_layers * n_groups] of them, as MomentSums has them.
-struct JointSums {
-  std::vector<double> weight;
-  std::vector<double> mean;     // [n_layers, n_groups, width]
-  std::vector<double> scatter;  // [n_layers, n_groups, width, width]
-};
 
 // Rows that are centred and what JointSums take of them, slice by slice, on all workers of a pool.
 class JointAdder {
@@ -45,19 +40,26 @@ class JointAdder {
 // far, and all of them count, for the entries of heads differ.
 class JointMomentSums : public QkvObserver {
  public:
-  // `pool` outlives this.
-  JointMomentSums(const StatisticsShape& shape, ThreadPool* pool);
+  // `pool` outlives this. n_pairs and half are those of TurningMeans.
+  JointMomentSums(const StatisticsShape& shape, int n_pairs, int half, ThreadPool* pool);
 
   // What is seen from now on is of a sequence that is held back or not; keys after RoPE are turned
   // on by the shifts of their layers, [n_layers], which outlive their use; empty: none.
   void BeginSequence(std::span<const PositionShift> shifts, bool is_held_back);
   void Observe(const QkvView& view) override;
+  const TurningMeans& turning_means() const { return turning_means_; }
+  // What keys in frames lose in the end, by the weighed sums of keys before RoPE.
+  void SettleTurningMeans(const JointSums& keys_before_rope) {
+    turning_means_.Settle(keys_before_rope);
+  }
+  // All that was summed up so far.
+  void AppendTo(SumBytes* bytes);
 
   // Writes means and covariances, 0 where no row was seen, and releases the sums: call it once.
   void Finish(CalibrationStatistics* statistics);
 
  private:
-  enum Kind { kKeys, kKeysBeforeRope, kValues, kKinds };
+  enum Kind { kKeys, kKeysInFrames, kKeysBeforeRope, kValues, kKinds };
   struct Part {
     JointSums of_kind[kKinds];
   };
@@ -66,40 +68,55 @@ class JointMomentSums : public QkvObserver {
   int64_t width_, n_groups_;
   std::span<const PositionShift> shifts_;
   bool is_held_back_ = false;
-  Part parts_[2];              // calibration, held back
-  std::vector<float> turned_;  // keys of a view
+  Part parts_[2];  // calibration, held back
+  TurningMeans turning_means_;
+  std::vector<float> turned_, in_frames_;  // keys of a view
   JointAdder adder_;
 };
 
-// Sums up F and the moments of rows that gradients weigh (JointMoments), in place of what is in the
-// statistics. F is about zero by definition: gradients have no mean to lose. Memory: as
-// JointMomentSums.
+// Sums up F and the moments of rows that gradients weigh (JointMoments). F is about zero by
+// definition: gradients have no mean to lose. Memory: as JointMomentSums.
 class FisherSums {
  public:
-  // `pool` and `statistics`, whose arrays have their sizes and are 0, outlive this.
-  FisherSums(ThreadPool* pool, CalibrationStatistics* statistics);
+  // `pool` outlives this. Keys in frames have n_pairs pairs of channels with turning means.
+  FisherSums(const StatisticsShape& shape, int n_pairs, ThreadPool* pool);
 
   // Adds the gradients of one layer of a window, which is held back or not. Gradients of keys after
-  // RoPE are turned on by the shift of the layer, as their rows are.
-  void Add(const RowGradients& gradients, const PositionShift& shift, bool is_held_back);
+  // RoPE are turned on by the shift of the layer, as their rows are. `means` has seen the layer.
+  void Add(const RowGradients& gradients, const PositionShift& shift, const TurningMeans& means,
+           bool is_held_back);
   // A window with so many predicted tokens has been added.
   void CountTokens(int64_t n_tokens, bool is_held_back);
-  // Makes F and the weighed moments of the sums, which it releases: call it once. kDataLoss naming
-  // the layer if gradients were not finite.
-  Status Finish();
+  // All that was summed up so far.
+  void AppendTo(SumBytes* bytes);
+  // Those of keys before RoPE that are not held back, as gradients weigh them.
+  const JointSums& keys_before_rope() const { return parts_[0].k_pre.rows; }
+  // Writes F and the weighed moments, with settled means, in place of what is in the statistics, of
+  // the same shape, and releases the sums: call it once. kDataLoss naming the layer if gradients
+  // were not finite.
+  Status Finish(const TurningMeans& means, CalibrationStatistics* statistics);
 
  private:
-  struct Part {
-    JointStatistics* to;
-    JointSums k, k_pre, v;  // of rows as gradients weigh them
+  struct KindSums {
+    JointSums rows;             // as gradients weigh them
+    std::vector<float> fisher;  // [n_layers, n_groups, width, width], not yet divided
   };
-  // Gradients and their rows, [n_tokens, n_kv_heads, head_dim].
-  void AddRows(const float* gradients, const float* rows, int64_t n_tokens, int layer_idx,
-               JointSums* sums, JointMoments* moments);
-  Status FinishMoments(int64_t n_tokens, JointSums* sums, JointMoments* moments) const;
+  struct Part {
+    KindSums k, k_block, k_pre, v;
+    std::vector<int64_t> n_tokens = {0};
+  };
+  // Rows of n_tokens, row_width numbers for each group of heads.
+  struct GroupRows {
+    const float* rows;
+    int64_t row_width;
+    int64_t n_tokens;
+  };
+  // Gradients [n_tokens, n_kv_heads, head_dim] and their rows.
+  void AddRows(const float* gradients, const GroupRows& rows, int layer_idx, KindSums* sums);
+  Status FinishMoments(int64_t n_tokens, KindSums* sums, JointMoments* moments) const;
 
+  StatisticsShape shape_;
   ThreadPool* pool_;
-  CalibrationStatistics* statistics_;
   int64_t width_, n_groups_;
   Part parts_[2];  // calibration, held back
   std::vector<float> turned_, turned_rows_, weights_;

@@ -3,13 +3,24 @@
 // deviation.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/cpu_features.h"
 #include "cpu/kernels/elementwise/elementwise.h"
 
 namespace kvlathe {
+
+// The bytes of sums, piece by piece and always in the same order: so they are kept and read back
+// (calibration/checkpoint.h).
+using SumBytes = std::vector<std::span<std::byte>>;
+
+template <typename T>
+void AppendSums(std::vector<T>* sums, SumBytes* bytes) {
+  bytes->push_back(std::as_writable_bytes(std::span(*sums)));
+}
 
 // A slice of rows is centred on its own mean in F32, which is exact but for the rounding of what is
 // left; its products are summed in F32 and joined to those of other slices in F64. So many rows at
@@ -21,6 +32,17 @@ struct MomentSums {
   double* weight;   // of all rows
   double* mean;     // [n_dims]
   double* scatter;  // [n_dims, n_dims], the lower triangle: sum of w (x - mean)(x - mean)^T
+};
+
+// The moments of several kinds of rows, as MomentSums has them.
+struct JointSums {
+  std::vector<double> weight;   // [n_matrices]
+  std::vector<double> mean;     // [n_matrices, width]
+  std::vector<double> scatter;  // [n_matrices, width, width]
+
+  void AppendTo(SumBytes* bytes) {
+    for (std::vector<double>* sums : {&weight, &mean, &scatter}) AppendSums(sums, bytes);
+  }
 };
 
 // How a slice joins the rows before it: the scatter of all is the sum of both about their own means

@@ -16,13 +16,39 @@ class PositionShift {
  public:
   PositionShift() = default;  // none
   // `frequencies`: radians per position of the pairs of channels (i, i + their number); channels
-  // behind them do not turn.
-  PositionShift(int n_positions, std::span<const double> frequencies);
+  // behind them do not turn. RoPE multiplies what it turns by `amplitude`.
+  PositionShift(int n_positions, std::span<const double> frequencies, double amplitude = 1);
 
   // rows: [n_rows, row_dim], in place.
   void Apply(int64_t n_rows, int64_t row_dim, float* rows) const;
 
+  // Rows before RoPE, [positions, rows_per_token, row_dim], as a cache with frames turns them
+  // (format/keys.h): that of position 0 of the sequence stands at the shift.
+  struct RowsInFrames {
+    std::span<const int> positions;
+    int64_t rows_per_token;
+    int64_t row_dim;
+    const float* rows;
+    const float* mean = nullptr;  // [rows_per_token, row_dim], taken off first; null: none
+  };
+  // to: A R (row - mean), A the amplitude.
+  void TurnInFrames(const RowsInFrames& rows, float* to) const;
+  // to: [positions, 2 n_pairs], A times the cosines of the first pairs in frames, then their sines.
+  void WriteFrameAngles(std::span<const int> positions, int64_t n_pairs, float* to) const;
+  // to: R gradient / A, the gradient with respect to what TurnInFrames makes, of that with respect
+  // to the rows.
+  void TurnGradientsInFrames(const RowsInFrames& gradients, float* to) const;
+
  private:
+  // Those of the pairs, amplitude times, at a position of the sequence.
+  void FrameAngles(int in_sequence, double amplitude, std::span<float> cos,
+                   std::span<float> sin) const;
+  void Turn(const RowsInFrames& rows, double amplitude, float* to) const;
+
+  int n_positions_ = 0;
+  double amplitude_ = 1;
+  int64_t n_absolute_ = 0;  // AbsolutePairs
+  std::vector<double> frequencies_;
   std::vector<float> cos_, sin_;  // of every pair; empty: no shift
 };
 

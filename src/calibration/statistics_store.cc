@@ -2,12 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
+#include "base/units.h"
 #include "calibration/fingerprint.h"
+#include "format/keys.h"
+#include "io/atomic_file.h"
 #include "io/files.h"
 
 namespace kvlathe {
@@ -27,17 +31,18 @@ StatusOr<CalibrationStatistics> ReadMatching(const std::string& path,
   return statistics;
 }
 
-Status Keep(const CalibrationStatistics& statistics, const std::string& path) {
-  if (path.empty()) {
-    return Error(StatusCode::kNotFound, "neither XDG_CACHE_HOME nor HOME is set");
-  }
-  const std::filesystem::path directory = std::filesystem::path(path).parent_path();
+Status CheckSpace(const std::string& path, int64_t n_bytes) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) {
-    return Error(StatusCode::kInternal, "{}: {}", directory.string(), error.message());
-  }
-  return WriteStatistics(statistics, path);
+  const std::filesystem::space_info space =
+      std::filesystem::space(folder.empty() ? "." : folder, error);
+  // Where nobody says how much there is, writing will.
+  if (error || space.available == static_cast<std::uintmax_t>(-1)) return OkStatus();
+  if (space.available >= static_cast<std::uintmax_t>(n_bytes)) return OkStatus();
+  return Error(StatusCode::kResourceExhausted,
+               "{}: {} are free, and calibration takes {}; make room there, or have it kept in "
+               "another folder (-o, XDG_CACHE_HOME)",
+               path, FormatBytes(static_cast<int64_t>(space.available)), FormatBytes(n_bytes));
 }
 
 StatisticsRequest WithContents(StatisticsRequest request, const StatisticsContents& contents) {
@@ -141,6 +146,45 @@ std::string KeptStatisticsPath(const StatisticsRequest& request) {
   return directory + "/basis-" + key.Hex() + ".safetensors";
 }
 
+std::string CheckpointPathOf(const std::string& path) { return path + ".part"; }
+
+int64_t BytesWhileCalibrating(const StatisticsShape& s, bool across_heads) {
+  const int64_t d = s.head_dim, kv = s.n_kv_heads, joint = JointHeads(s) * d;
+  // Matrices of a layer: those of heads, of sinks among them; of groups of heads, with the means,
+  // covariances and F of keys before and after RoPE and in frames and of values, in two parts.
+  int64_t n_numbers = (7 * kv + s.n_heads) * d * (d + 1);
+  n_numbers += 2 * (kv * d / joint) * 4 * (3 * joint * joint + 2 * joint) + kv * d;
+  n_numbers += 3 * kv * d * (ChannelHistograms::kBins + 4);
+  if (across_heads) n_numbers += 2 * kv * d * kv * d;
+  // Sums of keys in frames have the angles of their positions too (TurningMeans).
+  const int64_t angles = 2 * MostTurningPairs(static_cast<int>(d));
+  const int64_t n_angle_sums = 2 * (kv * d / joint) * 2 * angles * (2 * joint + angles);
+  constexpr int64_t kOfFile = sizeof(float), kOfSums = sizeof(double);
+  return s.n_layers * (n_numbers * (kOfFile + kOfSums) + n_angle_sums * kOfSums);
+}
+
+Status CheckCanKeep(const std::string& path, const StatisticsShape& shape, bool across_heads) {
+  if (path.empty()) return Error(StatusCode::kInvalidArgument, "no file to write statistics to");
+  KVL_RETURN_IF_ERROR(AtomicFile::Create(path).status());
+  return CheckSpace(path, BytesWhileCalibrating(shape, across_heads));
+}
+
+namespace {
+
+// Whether the user's cache, whose folder is made where it is missing, takes the file.
+Status CheckCacheCanKeep(const std::string& path, const StatisticsRequest& request) {
+  if (path.empty()) {
+    return Error(StatusCode::kNotFound, "neither XDG_CACHE_HOME nor HOME is set");
+  }
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) return Error(StatusCode::kInternal, "{}: {}", folder.string(), error.message());
+  return CheckCanKeep(path, request.shape, request.contents.across_heads);
+}
+
+}  // namespace
+
 StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
                                           const CalibrateFunction& calibrate) {
   FoundStatistics found;
@@ -173,14 +217,21 @@ StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
     }
     AddWarning(MessageOf(kept.status()) + "; calibrated again", &found.warning);
   }
-  KVL_ASSIGN_OR_RETURN(found.statistics, calibrate(LackingInKept(request)));
+  const std::string path = KeptStatisticsPath(request);
+  CalibrationCall call = {.lacking = LackingInKept(request),
+                          .checkpoint_path = {},
+                          .keeping = CheckCacheCanKeep(path, request)};
+  if (call.keeping.ok()) call.checkpoint_path = CheckpointPathOf(path);
+  KVL_ASSIGN_OR_RETURN(found.statistics, calibrate(call));
   found.is_new = true;
-  found.path = KeptStatisticsPath(request);
-  if (const Status status = Keep(found.statistics, found.path); !status.ok()) {
+  const Status status = call.keeping.ok() ? WriteStatistics(found.statistics, path) : call.keeping;
+  if (!status.ok()) {
     AddWarning("the calibration is not kept: " + MessageOf(status), &found.warning);
-    found.path.clear();
     return found;
   }
+  found.path = path;
+  std::error_code ignored;  // a checkpoint that stays is refused or removed by the next one
+  std::filesystem::remove(call.checkpoint_path, ignored);
   RemoveNeedless(request);
   return found;
 }

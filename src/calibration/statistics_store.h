@@ -58,16 +58,33 @@ std::string UserCacheDirectory();
 // `contents`. Empty if there is no such directory.
 std::string KeptStatisticsPath(const StatisticsRequest& request);
 
-// Makes statistics of the request's contents. `lacking` says what kept ones lack, or is empty where
-// none are kept.
-using CalibrateFunction =
-    std::function<StatusOr<CalibrationStatistics>(const std::string& lacking)>;
+// The checkpoint of a calibration whose statistics will lie at `path`.
+std::string CheckpointPathOf(const std::string& path);
+
+// Bytes of statistics and of a checkpoint of them, as they may lie beside each other.
+int64_t BytesWhileCalibrating(const StatisticsShape& shape, bool across_heads);
+
+// Whether a file of statistics can be written to `path` and a checkpoint beside it. An error says
+// what stands in the way, and what to do: the folder is missing or does not take files, or has no
+// space.
+Status CheckCanKeep(const std::string& path, const StatisticsShape& shape, bool across_heads);
+
+// What a calibration that begins should know.
+struct CalibrationCall {
+  std::string lacking;          // what kept statistics lack; empty where none are kept
+  std::string checkpoint_path;  // CalibrationJob::checkpoint_path
+  Status keeping;               // CheckCanKeep(): an error is no reason not to calibrate
+};
+
+// Makes statistics of the request's contents.
+using CalibrateFunction = std::function<StatusOr<CalibrationStatistics>(const CalibrationCall&)>;
 
 // --basis first, then model_basis_path; a file in either place that does not fit
 // or lacks what is asked for is an error, and one that was made for fewer positions than the
 // context has a warning. Then kept files: of what is asked for, or of more. If there is none, or a
-// damaged one, `calibrate` runs and its result is kept; kept files of the same positions that hold
-// less are removed. A cache directory that cannot be written is a warning.
+// damaged one, `calibrate` runs and its result is kept; its checkpoint and kept files of the same
+// positions that hold less are removed. A cache directory that cannot be written is known to
+// `calibrate`, and no error.
 StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
                                           const CalibrateFunction& calibrate);
 

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "io/files.h"
 
@@ -44,9 +45,10 @@ class StatisticsStoreTest : public ::testing::Test {
 
   StatusOr<FoundStatistics> Find() {
     return FindOrCalibrate(request_,
-                           [&](const std::string& lacking) -> StatusOr<CalibrationStatistics> {
+                           [&](const CalibrationCall& call) -> StatusOr<CalibrationStatistics> {
                              ++n_calibrations_;
-                             lacking_ = lacking;
+                             lacking_ = call.lacking;
+                             last_call_ = call;
                              return StatisticsOf(request_.model_hash);
                            });
   }
@@ -55,6 +57,7 @@ class StatisticsStoreTest : public ::testing::Test {
   StatisticsRequest request_;
   int n_calibrations_ = 0;
   std::string lacking_;  // what the last calibration was told
+  CalibrationCall last_call_;
 };
 
 TEST_F(StatisticsStoreTest, CalibrationRunsOnceAndIsKept) {
@@ -108,14 +111,72 @@ TEST_F(StatisticsStoreTest, WhatLacksIsSaidAndNeedlessFilesGo) {
   EXPECT_EQ(n_calibrations_, 2);
 }
 
-TEST_F(StatisticsStoreTest, AnUnwritableCacheDirectoryIsAWarning) {
+TEST_F(StatisticsStoreTest, AnUnwritableCacheDirectoryIsKnownBeforeTheWorkAndAWarning) {
   // A file where the directory should be fails for every user, root included.
   ASSERT_TRUE(WriteFileAtomically(root_ + "/xdg", "in the way").ok());
   const auto found = Find();
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_TRUE(found->is_new);
   EXPECT_THAT(found->path, IsEmpty());
+  EXPECT_THAT(MessageOf(last_call_.keeping), HasSubstr(root_ + "/xdg/kvlathe"));
+  EXPECT_THAT(last_call_.checkpoint_path, IsEmpty());
   EXPECT_THAT(found->warning, HasSubstr("the calibration is not kept: "));
+}
+
+TEST_F(StatisticsStoreTest, TheCheckpointLiesBesideTheFileAndGoesWithTheWork) {
+  const std::string path = KeptStatisticsPath(request_);
+  const auto found = FindOrCalibrate(
+      request_, [&](const CalibrationCall& call) -> StatusOr<CalibrationStatistics> {
+        EXPECT_TRUE(call.keeping.ok()) << call.keeping;
+        EXPECT_EQ(call.checkpoint_path, CheckpointPathOf(path));
+        std::ofstream(call.checkpoint_path) << "sums";
+        return StatisticsOf(request_.model_hash);
+      });
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_TRUE(FileExists(path));
+  EXPECT_FALSE(FileExists(CheckpointPathOf(path)));
+}
+
+TEST_F(StatisticsStoreTest, ACalibrationThatFailsLeavesItsCheckpoint) {
+  const auto found =
+      FindOrCalibrate(request_, [](const CalibrationCall& call) -> StatusOr<CalibrationStatistics> {
+        std::ofstream(call.checkpoint_path) << "sums";
+        return Error(StatusCode::kAborted, "interrupted");
+      });
+  EXPECT_EQ(found.status().code(), StatusCode::kAborted);
+  EXPECT_TRUE(FileExists(CheckpointPathOf(KeptStatisticsPath(request_))));
+}
+
+TEST(CheckCanKeepTest, AFolderThatTakesNoFilesOrHasNoSpaceIsNamed) {
+  const std::string root = ::testing::TempDir() + "/check_can_keep";
+  std::filesystem::remove_all(root);
+  std::filesystem::create_directories(root);
+  EXPECT_TRUE(CheckCanKeep(root + "/basis", kShape, false).ok());
+  EXPECT_FALSE(CheckCanKeep(root + "/missing/basis", kShape, false).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(root));
+  std::ofstream(root + "/file") << "no folder";
+  EXPECT_THAT(MessageOf(CheckCanKeep(root + "/file/basis", kShape, false)),
+              HasSubstr(root + "/file"));
+  EXPECT_FALSE(CheckCanKeep("", kShape, false).ok());
+  // More than any disk has.
+  const StatisticsShape vast = {1 << 20, 1 << 12, 1 << 12, 512};
+  EXPECT_THAT(MessageOf(CheckCanKeep(root + "/basis", vast, false)),
+              AllOf(HasSubstr("are free, and calibration takes"), HasSubstr("XDG_CACHE_HOME")));
+  std::filesystem::remove_all(root);
+}
+
+TEST(BytesWhileCalibratingTest, AreThoseOfTheFileAndTwiceAsManyOfSums) {
+  const StatisticsShape shape = {3, 6, 2, 64};
+  const std::string path = ::testing::TempDir() + "/bytes_while_calibrating";
+  CalibrationStatistics statistics = MakeStatistics(shape);
+  statistics.source = {"hash", "none", "random", 0, 100, 100, 100};
+  statistics.n_rows = 96;
+  ASSERT_TRUE(WriteStatistics(statistics, path).ok());
+  const auto n_bytes = static_cast<double>(std::filesystem::file_size(path));
+  // Sums hold the angles of keys in frames too, which the file does not.
+  EXPECT_NEAR(static_cast<double>(BytesWhileCalibrating(shape, false)), 3.15 * n_bytes,
+              0.15 * n_bytes);
+  std::filesystem::remove(path);
 }
 
 TEST_F(StatisticsStoreTest, ADamagedKeptFileIsReplacedWithAWarning) {

@@ -25,7 +25,7 @@ class CpuBackend : public Backend {
   CpuBackend(ThreadPool* pool, Isa isa, CpuDevice* memory, const CpuResidents* residents);
 
   void set_deterministic(bool deterministic) override;
-  void set_exact_rows(bool exact) { linear_.set_exact_rows(exact); }
+  void set_exact_rows(bool exact) override { linear_.set_exact_rows(exact); }
   void set_exact_attention(bool exact) { attention_.set_exact(exact); }
   void Embed(const EmbedPlan& plan) override;
   void TakeRows(const TakeRowsPlan& plan) override;

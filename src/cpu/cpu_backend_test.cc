@@ -95,12 +95,32 @@ struct QuarterTurn {
             .stride = 2 * kDims,
             .cos = at(cos.data()),
             .sin = at(sin.data()),
+            .key_cos = at(cos.data()),
+            .key_sin = at(sin.data()),
             .rope_dim = kDims};
   }
   static float Turned(const float* row, int i) {
     return i < kDims / 2 ? -row[i + kDims / 2] : row[i - kDims / 2];
   }
 };
+
+TEST_F(CpuBackendTest, KeysBehindTheSinksLoseAMeanAndTurnByAnglesOfTheirOwn) {
+  QuarterTurn turn(3, at_);
+  const std::vector<float> mean = RandomNumbers(kDims, 4);
+  const std::vector<float> ones(turn.cos.size(), 1.0f), zeros(turn.cos.size(), 0.0f);
+  turn.head.turning_mean = at_(mean.data());
+  turn.plan.first_less_mean = 1;
+  turn.plan.key_cos = at_(ones.data());  // keys do not turn
+  turn.plan.key_sin = at_(zeros.data());
+  backend_.RotateAndMap(turn.plan);
+  for (int t = 0; t < 3; ++t) {
+    const float *const q = &turn.rows[t * 2 * kDims], *const k = q + kDims;
+    for (int i = 0; i < kDims; ++i) {
+      EXPECT_EQ(turn.q[t * kDims + i], QuarterTurn::Turned(q, i));
+      EXPECT_EQ(turn.k[t * kDims + i], k[i] - (t >= 1 ? mean[i] : 0)) << t;
+    }
+  }
+}
 
 TEST_F(CpuBackendTest, KeysFromBeforeRopeStayAndLoseTheirOffset) {
   QuarterTurn turn(4, at_);

@@ -14,7 +14,7 @@ struct HeadTurnAt {
   const HeadTurn& plan;
   const float *q, *k;
   std::byte *turned_q, *turned_k;
-  const float* key_offset;
+  const float *key_offset, *turning_mean;
   const PackedMatrix *query_map, *key_map;
   std::byte* mapped_q;
   const std::byte* joined_k;
@@ -22,13 +22,18 @@ struct HeadTurnAt {
 };
 struct PlacedRotation {
   const RotatePlan& plan;
-  const float *cos, *sin;
+  const float *cos, *sin, *key_cos, *key_sin;
   std::vector<HeadTurnAt> heads;
 };
 
 PlacedRotation Resolve(const RotatePlan& plan, const CpuAccess& own,
                        const CpuResidents& residents) {
-  PlacedRotation turn = {plan, own.As<const float>(plan.cos), own.As<const float>(plan.sin), {}};
+  PlacedRotation turn = {plan,
+                         own.As<const float>(plan.cos),
+                         own.As<const float>(plan.sin),
+                         own.As<const float>(plan.key_cos),
+                         own.As<const float>(plan.key_sin),
+                         {}};
   turn.heads.reserve(plan.heads.size());
   for (const HeadTurn& head : plan.heads) {
     turn.heads.push_back({.plan = head,
@@ -37,6 +42,7 @@ PlacedRotation Resolve(const RotatePlan& plan, const CpuAccess& own,
                           .turned_q = own.At(head.turned_q),
                           .turned_k = own.At(head.turned_k.first),
                           .key_offset = own.As<const float>(head.key_offset),
+                          .turning_mean = own.As<const float>(head.turning_mean),
                           .query_map = residents.At(head.query_map),
                           .key_map = residents.At(head.key_map),
                           .mapped_q = own.At(head.mapped_q),
@@ -57,7 +63,9 @@ class Rotation {
   void Run();
 
  private:
-  void TurnRow(const float* row, int position, DType out_type, void* out) const;
+  // By angles of `cos` and `sin`, [n_positions, rope_dim / 2].
+  void TurnRow(const float* cos, const float* sin, const float* row, int position, DType out_type,
+               void* out) const;
   void TurnKey(const HeadTurnAt& head, int64_t token_idx, float* centred, std::byte* out) const;
   void TurnRows(const HeadTurnAt& head, Range tokens) const;
   void MapQueries(const HeadTurnAt& head, Range tokens, int worker_id);
@@ -91,11 +99,11 @@ void Rotation::Run() {
   });
 }
 
-void Rotation::TurnRow(const float* row, int position, DType out_type, void* out) const {
+void Rotation::TurnRow(const float* cos, const float* sin, const float* row, int position,
+                       DType out_type, void* out) const {
   const RotatePlan& plan = turn_.plan;
   const int64_t angles = int64_t{position} * (plan.rope_dim / 2);
-  elementwise_.rope(row, turn_.cos + angles, turn_.sin + angles, plan.rope_dim, plan.head_dim,
-                    out_type, out);
+  elementwise_.rope(row, cos + angles, sin + angles, plan.rope_dim, plan.head_dim, out_type, out);
   if (plan.zeroed_channel < 0) return;
   const int64_t element = SizeOf(out_type);
   std::memset(static_cast<std::byte*>(out) + plan.zeroed_channel * element, 0,
@@ -105,17 +113,23 @@ void Rotation::TurnRow(const float* row, int position, DType out_type, void* out
 void Rotation::TurnKey(const HeadTurnAt& head, int64_t token_idx, float* centred,
                        std::byte* out) const {
   const RotatePlan& plan = turn_.plan;
-  const float* const row = head.k + token_idx * plan.stride;
+  const float* row = head.k + token_idx * plan.stride;
   const int position = plan.tokens[token_idx].position;
+  if (head.turning_mean != nullptr && position >= plan.first_less_mean) {
+    float* const less_mean = centred + plan.head_dim;
+    for (int i = 0; i < plan.head_dim; ++i) less_mean[i] = row[i] - head.turning_mean[i];
+    row = less_mean;
+  }
   const bool turns = position < plan.first_unturned;
   const bool all_turn = plan.first_unturned == RotatePlan::kAllTurn;
-  if (head.key_offset == nullptr || turns != all_turn) {
+  const bool keeps_offset = turns != all_turn || position < plan.first_less_offset;
+  if (head.key_offset == nullptr || keeps_offset) {
     if (!turns) return elementwise_.convert(row, plan.head_dim, plan.out_type, out);
-    return TurnRow(row, position, plan.out_type, out);
+    return TurnRow(turn_.key_cos, turn_.key_sin, row, position, plan.out_type, out);
   }
   // The offset leaves before the row is rounded.
   if (turns) {
-    TurnRow(row, position, DType::kF32, centred);
+    TurnRow(turn_.key_cos, turn_.key_sin, row, position, DType::kF32, centred);
   } else {
     std::copy_n(row, plan.head_dim, centred);
   }
@@ -126,15 +140,15 @@ void Rotation::TurnKey(const HeadTurnAt& head, int64_t token_idx, float* centred
 void Rotation::TurnRows(const HeadTurnAt& head, Range tokens) const {
   const RotatePlan& plan = turn_.plan;
   const int64_t d = plan.head_dim, element = SizeOf(plan.out_type);
-  std::vector<float> centred(d);
+  std::vector<float> centred(2 * d);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     for (int h = 0; h < plan.gqa_group; ++h) {
       std::byte* const row =
           head.turned_q +
           (t * head.plan.turned_q_stride + int64_t{h} * head.plan.turned_q_width) * element;
       if (head.plan.turned_q_width > d) std::memset(row, 0, head.plan.turned_q_width * element);
-      TurnRow(head.q + t * plan.stride + h * d, plan.tokens[t].position, plan.out_type,
-              row + head.plan.turned_q_place * element);
+      TurnRow(turn_.cos, turn_.sin, head.q + t * plan.stride + h * d, plan.tokens[t].position,
+              plan.out_type, row + head.plan.turned_q_place * element);
     }
     TurnKey(head, t, centred.data(), head.turned_k + t * head.plan.turned_k.stride * element);
   }

@@ -194,6 +194,36 @@ Number ReadNumber(std::string_view text, size_t begin) {
   return number;
 }
 
+// The first number at `pos` or behind it.
+std::optional<Number> NextNumber(std::string_view text, size_t pos) {
+  for (; pos < text.size(); ++pos) {
+    const bool at_point = text[pos] == '.' && pos + 1 < text.size() && IsDigit(text[pos + 1]) &&
+                          (pos == 0 || !IsDigit(text[pos - 1]));
+    if (at_point || IsDigit(text[pos])) return ReadNumber(text, pos);
+  }
+  return std::nullopt;
+}
+
+constexpr std::string_view kAnswerIs = "answer is";
+
+std::string Lowered(std::string_view text) {
+  std::string lower;
+  for (const char c : text) lower += Lower(c);
+  return lower;
+}
+
+// The first number that stands behind `mark` on its line. `lower` is the text in lower case.
+std::optional<Number> NumberBehind(std::string_view mark, std::string_view text,
+                                   std::string_view lower) {
+  for (size_t pos = lower.find(mark); pos != std::string::npos; pos = lower.find(mark, pos)) {
+    pos += mark.size();
+    const std::string_view lines = text.substr(0, text.find('\n', pos));
+    std::optional<Number> number = NextNumber(lines, pos);
+    if (number.has_value()) return number;
+  }
+  return std::nullopt;
+}
+
 bool IsOptionLetter(char c) { return c >= 'A' && c <= 'E'; }
 
 bool StandsAlone(std::string_view text, size_t pos) {
@@ -300,29 +330,23 @@ double EditSimilarity(std::string_view output, std::string_view reference) {
 }
 
 std::optional<std::string> FinalAnswer(std::string_view text) {
+  const std::string lower = Lowered(text);
+  std::optional<Number> answer = NumberBehind("####", text, lower);
+  if (!answer.has_value()) answer = NumberBehind(kAnswerIs, text, lower);
+  if (answer.has_value()) return std::move(answer->canonical);
   std::optional<std::string> last;
-  for (size_t pos = 0; pos < text.size();) {
-    const bool at_point = text[pos] == '.' && pos + 1 < text.size() && IsDigit(text[pos + 1]) &&
-                          (pos == 0 || !IsDigit(text[pos - 1]));
-    if (!at_point && !IsDigit(text[pos])) {
-      ++pos;
-      continue;
-    }
-    Number number = ReadNumber(text, pos);
-    pos = number.end;
-    last = std::move(number.canonical);
+  for (size_t pos = 0; (answer = NextNumber(text, pos)).has_value(); pos = answer->end) {
+    last = std::move(answer->canonical);
   }
   return last;
 }
 
 std::optional<char> OptionLetter(std::string_view text) {
-  constexpr std::string_view kIntroduction = "answer is";
-  std::string lower;
-  for (const char c : text) lower += Lower(c);
+  const std::string lower = Lowered(text);
   for (size_t end = lower.size();;) {
-    const size_t begin = lower.rfind(kIntroduction, end);
+    const size_t begin = lower.rfind(kAnswerIs, end);
     if (begin == std::string::npos) break;
-    if (const auto letter = LetterAt(text, begin + kIntroduction.size())) return letter;
+    if (const auto letter = LetterAt(text, begin + kAnswerIs.size())) return letter;
     if (begin == 0) break;
     end = begin - 1;
   }

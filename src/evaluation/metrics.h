@@ -40,9 +40,11 @@ double RougeL(std::string_view output, std::string_view reference);
 // of its own). 1 for two empty texts.
 double EditSimilarity(std::string_view output, std::string_view reference);
 
-// The last number of a text in canonical form ("-1,250.50" gives "-1250.5"), so that equal numbers
-// are equal strings. A minus belongs to a number unless something is subtracted ("16-3" ends in
-// 3); commas join groups of three digits only.
+// The number that a text says is the answer: the first one behind "####" on its line, without one
+// the first one behind "answer is" (a model may write on behind its answer), without that the last
+// number of the text. In canonical form ("-1,250.50" gives "-1250.5"), so that equal numbers are
+// equal strings. A minus belongs to a number unless something is subtracted ("16-3" ends in 3);
+// commas join groups of three digits only.
 std::optional<std::string> FinalAnswer(std::string_view text);
 
 // The option, 'A' to 'E', that a text says is the answer: that of the last "answer is X", however

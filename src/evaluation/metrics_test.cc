@@ -112,7 +112,7 @@ TEST(MetricsTest, EditSimilarityByHand) {
   EXPECT_DOUBLE_EQ(EditSimilarity("a\xE2\x82", "a"), 1.0 / 3);
 }
 
-TEST(MetricsTest, FinalAnswerIsTheLastNumber) {
+TEST(MetricsTest, FinalAnswerIsTheNumberSaidToBeItElseTheLast) {
   const std::pair<const char*, const char*> cases[] = {
       {"48/2 = 24 clips\n#### 72", "72"},
       {"#### 1,250", "1250"},
@@ -132,6 +132,15 @@ TEST(MetricsTest, FinalAnswerIsTheLastNumber) {
       {"0.125%", "0.125"},
       {"version 3.10.2", "2"},
       {"99999999999999999999999999", "99999999999999999999999999"},
+      // What a model writes behind its answer does not change it.
+      {"3 * 60 = 180.\nThe answer is 180.Human: A train travels 10", "180"},
+      {"THE ANSWER IS: $65,000. Let's check: 5 + 6", "65000"},
+      {"The answer is 2. No, the answer is 3.", "2"},
+      {"#### 7\n\nQ: 8", "7"},
+      {"The answer is 8.\n#### 9", "9"},
+      // One that names no number on its line says nothing.
+      {"The answer is clear.\n5 and 6.\nThe answer is 11.\n12", "11"},
+      {"4 clips. The answer is\n", "4"},
   };
   for (const auto& [text, answer] : cases) {
     EXPECT_EQ(FinalAnswer(text).value_or("none"), answer) << text;

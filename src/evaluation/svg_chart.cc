@@ -104,27 +104,57 @@ std::string DrawAxes(const Frame& f, const Scale& x, const Scale& y, const std::
   return svg;
 }
 
-// Names beside points, where none would cover a name before it.
+constexpr double kNameWidth = 6, kNameHeight = 12;
+
+bool Overlap(const Frame& a, const Frame& b) {
+  return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+}
+
+// Where a name of `width` stands: beside its point, or as near above or below as nothing is covered
+// and all of it is inside `f`. A chart that is full of names has it at the nearest place.
+Frame PlaceOf(double px, double py, double width, const std::vector<Frame>& taken, const Frame& f) {
+  constexpr double kGap = 8;
+  const auto box = [&](bool is_left, double shift) {
+    const double left = is_left ? px - kGap - width : px + kGap;
+    const double middle = py - kNameHeight / 2 + shift;
+    return Frame{left, middle - kNameHeight / 2, left + width, middle + kNameHeight / 2};
+  };
+  const auto is_inside = [&](const Frame& b) {
+    return b.left >= f.left && b.right <= f.right && b.top >= f.top && b.bottom <= f.bottom;
+  };
+  const bool prefers_left = px + kGap + width > f.right;
+  for (int n = 0; kNameHeight * n < f.bottom - f.top; ++n) {
+    for (const double shift : {-kNameHeight * n, kNameHeight * n}) {
+      for (const bool is_left : {prefers_left, !prefers_left}) {
+        const Frame place = box(is_left, shift);
+        const auto covers = [&](const Frame& other) { return Overlap(place, other); };
+        if (is_inside(place) && std::ranges::none_of(taken, covers)) return place;
+      }
+    }
+  }
+  return box(prefers_left, 0);
+}
+
+// A name for every point that is not faint, with a line to its point where it stands apart.
 std::string DrawNames(const ScatterChart& chart, const Scale& x, const Scale& y, const Frame& f) {
-  constexpr double kWidth = 6, kHeight = 12;  // of a letter
   std::vector<Frame> taken;
   std::string svg;
   for (const ScatterPoint& point : chart.points) {
     if (point.is_faint) continue;
-    const double width = kWidth * static_cast<double>(point.name.size());
     const double px = x.At(point.x), py = y.At(point.y);
-    const bool is_left = px + 8 + width > f.right;
-    const Frame box{is_left ? px - 8 - width : px + 8, py - kHeight / 2,
-                    is_left ? px - 8 : px + 8 + width, py + kHeight / 2};
-    const bool collides = box.left < f.left || std::ranges::any_of(taken, [&](const Frame& o) {
-                            return box.left < o.right && o.left < box.right && box.top < o.bottom &&
-                                   o.top < box.bottom;
-                          });
-    if (collides) continue;
+    const double width = kNameWidth * static_cast<double>(point.name.size());
+    const Frame box = PlaceOf(px, py, width, taken, f);
     taken.push_back(box);
-    svg += fmt::format(
-        "<text class=\"name\" text-anchor=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
-        is_left ? "end" : "start", is_left ? box.right : box.left, py - 5, EscapeHtml(point.name));
+    const bool is_left = box.left < px;
+    const double near_x = is_left ? box.right : box.left, middle = (box.top + box.bottom) / 2;
+    if (std::abs(middle + kNameHeight / 2 - py) > kNameHeight / 2) {
+      svg += fmt::format(
+          "<line class=\"grid\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", px,
+          py, near_x, middle);
+    }
+    svg +=
+        fmt::format("<text class=\"name\" text-anchor=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
+                    is_left ? "end" : "start", near_x, box.bottom - 2, EscapeHtml(point.name));
   }
   return svg;
 }
@@ -263,7 +293,7 @@ std::string ToSvg(const HeatMapChart& chart) {
 }
 
 std::string ToSvg(const CurveChart& chart) {
-  constexpr Frame kFrame = {40, 24, 252, 150};
+  constexpr Frame kFrame = {52, 24, 264, 150};
   constexpr double kLeastShare = 1e-6;  // of the largest value: below it lies rounding
   double largest = 0;
   size_t n_longest = 1;
@@ -276,7 +306,7 @@ std::string ToSvg(const CurveChart& chart) {
     for (double v : curve) ys.push_back(std::max(v, kLeastShare * largest));
   }
   const Scale x(false, xs, kFrame.left, kFrame.right), y(true, ys, kFrame.bottom, kFrame.top);
-  std::string svg = Open(260, 172, chart.title) + DrawAxes(kFrame, x, y, "", "");
+  std::string svg = Open(280, 172, chart.title) + DrawAxes(kFrame, x, y, "", "");
   for (size_t c = 0; c < chart.curves.size(); ++c) {
     std::string points;
     for (size_t i = 0; i < chart.curves[c].size(); ++i) {

@@ -51,14 +51,39 @@ TEST(ScatterChartTest, OnePointOrNoneIsNoProblem) {
   EXPECT_THAT(svg, testing::Not(HasSubstr("inf")));
 }
 
-TEST(ScatterChartTest, NamesDoNotCoverEachOther) {
+TEST(ScatterChartTest, EveryNameIsThereInsideAndCoversNoOther) {
   ScatterChart chart{.title = "t", .x = {"x"}, .y = {"y"}, .y_line = NAN};
-  chart.points = {{1, 1, "first"}, {1, 1, "second"}, {2, 5, "third"}};
+  chart.points = {{1, 1, "first"}, {1, 1, "second"}, {2, 5, "third"}, {2, 5.01, "a longer name"}};
   const std::string svg = ToSvg(chart);
-  EXPECT_THAT(svg, HasSubstr(">first</text>"));
-  EXPECT_THAT(svg, testing::Not(HasSubstr(">second</text>")));
-  EXPECT_THAT(svg, HasSubstr("second: x"));  // the tooltip is there
-  EXPECT_THAT(svg, HasSubstr(">third</text>"));
+  const std::regex name(
+      "class=\"name\" text-anchor=\"(start|end)\" x=\"([-0-9.]+)\" y=\"([-0-9.]+)\">([^<]*)<");
+  struct Box {
+    double left, right, bottom;
+  };
+  std::vector<Box> boxes;
+  for (std::sregex_iterator it(svg.begin(), svg.end(), name), end; it != end; ++it) {
+    const double x = std::stod((*it)[2]), width = 6.0 * static_cast<double>((*it)[4].length());
+    const bool is_end = (*it)[1] == "end";
+    boxes.push_back({is_end ? x - width : x, is_end ? x : x + width, std::stod((*it)[3])});
+    EXPECT_GE(boxes.back().left, 64) << (*it)[4];
+    EXPECT_LE(boxes.back().right, 740) << (*it)[4];
+  }
+  ASSERT_EQ(boxes.size(), chart.points.size());
+  for (size_t a = 0; a < boxes.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      EXPECT_TRUE(boxes[a].left >= boxes[b].right || boxes[b].left >= boxes[a].right ||
+                  std::abs(boxes[a].bottom - boxes[b].bottom) >= 11.9)
+          << a << " covers " << b;
+    }
+  }
+}
+
+TEST(ScatterChartTest, MoreNamesThanRoomAreStillDrawn) {
+  ScatterChart chart{.title = "t", .x = {"x"}, .y = {"y"}, .y_line = NAN};
+  for (int i = 0; i < 300; ++i) chart.points.push_back({1, 1, "name " + std::to_string(i)});
+  const std::string svg = ToSvg(chart);
+  EXPECT_THAT(svg, HasSubstr(">name 0</text>"));
+  EXPECT_THAT(svg, HasSubstr(">name 299</text>"));
 }
 
 TEST(HeatMapChartTest, ACellForEveryHead) {

@@ -3,11 +3,20 @@
 //
 //   TurnedKeys   k after RoPE, as the model makes it           read as they lie
 //   MappedKeys   (k after RoPE) E                              read as they lie by queries q D
+//                (R(o) (k before RoPE - m)) E                  as they lie, by q D of their frame
 //   LatentKeys   (k before RoPE) E                             read as k~ F, turned to its position
 //
 // D, E and F are the maps of a basis (analysis/bases/basis.h).
+//
+// The third row is that of frames. Behind the sinks, positions lie in frames of kFramePositions. A
+// key at place o of the frame that begins at p = j - o is turned by o alone, in all pairs of
+// channels but the fastest, which are turned by j (AbsolutePairs). Over a frame these slower pairs
+// turn little, so keys lie in fewer directions than after RoPE, and a query meets all keys of a
+// frame as q R(-p) D: one product of a query with its map a frame.
 #pragma once
 
+#include <algorithm>
+#include <span>
 #include <variant>
 
 namespace kvlathe {
@@ -20,6 +29,11 @@ struct MappedKeys {
   // How many KV heads of the model are one head of the cache: its maps take the rows of all of them
   // side by side, keys and values alike.
   int heads_per_map = 1;
+  bool has_frames = false;
+  // With frames: from how many pairs of channels, the first ones, which turn fastest, keys behind
+  // the sinks lose their mean m before they turn. A query adds q R(j) m to its score: a sum of
+  // cosines and sines of j, whose weights are made once for a query.
+  int turning_pairs = 0;
   friend bool operator==(const MappedKeys&, const MappedKeys&) = default;
 };
 
@@ -40,14 +54,18 @@ struct KeyFacts {
   bool turn_when_read;  // attention turns them, so it has to know the positions of entries
   int heads_per_map;
   int heads_per_latent;
+  bool has_frames;
+  int turning_pairs;
 };
 
-constexpr KeyFacts FactsOf(const TurnedKeys& /*keys*/) { return {false, false, false, 1, 1}; }
+constexpr KeyFacts FactsOf(const TurnedKeys& /*keys*/) {
+  return {false, false, false, 1, 1, false, 0};
+}
 constexpr KeyFacts FactsOf(const MappedKeys& keys) {
-  return {true, true, false, keys.heads_per_map, 1};
+  return {true, true, false, keys.heads_per_map, 1, keys.has_frames, keys.turning_pairs};
 }
 constexpr KeyFacts FactsOf(const LatentKeys& keys) {
-  return {true, false, true, keys.heads_per_map, keys.heads_per_latent};
+  return {true, false, true, keys.heads_per_map, keys.heads_per_latent, false, 0};
 }
 constexpr KeyFacts FactsOf(const Keys& keys) {
   return std::visit([](const auto& form) { return FactsOf(form); }, keys);
@@ -56,7 +74,29 @@ constexpr KeyFacts FactsOf(const Keys& keys) {
 constexpr bool TurnWhenRead(const Keys& keys) { return FactsOf(keys).turn_when_read; }
 constexpr int HeadsPerMap(const Keys& keys) { return FactsOf(keys).heads_per_map; }
 constexpr int HeadsPerLatent(const Keys& keys) { return FactsOf(keys).heads_per_latent; }
+constexpr bool HasFrames(const Keys& keys) { return FactsOf(keys).has_frames; }
+constexpr int TurningPairs(const Keys& keys) { return FactsOf(keys).turning_pairs; }
 // How many KV heads' keys a map takes side by side: those that it joins, or that share latents.
 constexpr int KeysPerMap(const Keys& keys) { return HeadsPerMap(keys) * HeadsPerLatent(keys); }
+
+// Positions of a frame: whole blocks of 64.
+inline constexpr int kFramePositions = 256;
+// How many of the pairs with these frequencies (radians per position, falling) turn by the position
+// even with frames: those that go round more than twice in one, which no frame holds still.
+constexpr int AbsolutePairs(std::span<const double> frequencies) {
+  constexpr double kMostOfFrame = 12.566370614359172;  // 4 pi
+  int n = 0;
+  for (const double frequency : frequencies) n += frequency * kFramePositions > kMostOfFrame;
+  return n;
+}
+
+inline constexpr int kMostTurningPairs = 32;
+// The pairs whose means are taken off in a model of which rope_dim channels turn: the faster half.
+// The others turn little in a frame, and their means are part of the constant offset. They come in
+// eights, as kernels read them.
+constexpr int MostTurningPairs(int rope_dim) {
+  if (rope_dim % 16 != 0) return 0;
+  return std::min(kMostTurningPairs, (rope_dim / 4 + 7) / 8 * 8);
+}
 
 }  // namespace kvlathe

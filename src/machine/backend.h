@@ -83,6 +83,10 @@ class Backend {
   virtual void SealRotated(const RotatedBatch& batch) = 0;
   // Finish tells how far each run lies from the plain rows that it was sealed from.
   virtual void MeasureReencodings(std::span<const ReencodedRun> runs) = 0;
+
+  // Whether products with weights in blocks leave rows as they are, which is slower, or round them
+  // to 8 bits. A machine that never rounds them ignores it.
+  virtual void set_exact_rows(bool /*exact*/) {}
 };
 
 }  // namespace kvlathe

@@ -105,9 +105,12 @@ struct HeadTurn {
   int turned_q_place = 0;
   HeadRows turned_k;
   ObjectPlace key_offset;  // [head_dim] F32, taken off before a key is rounded; null: none
+  // [head_dim] F32, taken off keys before they turn, from RotatePlan::first_less_mean on; null:
+  // none
+  ObjectPlace turning_mean;
   // Products of turned rows with a basis, of tokens that do not meet whole keys; null: none.
-  WeightId query_map;    // [rank_k, head_dim]
-  ObjectPlace mapped_q;  // gqa_group rows of rank_k, mapped_q_stride from token to token
+  WeightId query_map;    // [n_out, head_dim]: rank_k rows, and those of a turning mean's weights
+  ObjectPlace mapped_q;  // gqa_group rows of n_out, mapped_q_stride from token to token
   int64_t mapped_q_stride = 0;
   WeightId key_map;      // [rank_k, keys_per_map * head_dim]; null: another's
   HeadRows joined_k;     // turned keys of all heads that the map joins
@@ -124,10 +127,15 @@ struct RotatePlan {
   // Rotary position embedding of the first rope_dim channels (Su et al. 2021, the half layout):
   // [n_positions, rope_dim / 2] F32.
   ObjectPlace cos, sin;
+  ObjectPlace key_cos, key_sin;  // those of keys
   int rope_dim = 0;
   // Keys of positions from here on stay as they are: the cache keeps them from before RoPE. Then
-  // HeadTurn::key_offset is taken off these keys only; where all keys turn, it is taken off all.
+  // HeadTurn::key_offset is taken off these keys only; where all keys turn, it is taken off all
+  // from first_less_offset on.
   int first_unturned = kAllTurn;
+  int first_less_mean = 0;  // the first position whose key loses HeadTurn::turning_mean
+  // Where all keys turn, the first whose key loses HeadTurn::key_offset: the first of the frames.
+  int first_less_offset = 0;
   int zeroed_channel = -1;  // of turned rows; -1: none
   int keys_per_map = 1;     // KV heads whose keys a map joins
   DType out_type = DType::kF32;

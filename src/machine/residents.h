@@ -83,8 +83,9 @@ class Residents {
   // WriteRows is for the other types.
   virtual void WriteBlocks(const WeightId& weight, int64_t first_out, int64_t n_rows,
                            const std::byte* blocks, int64_t row_bytes) = 0;
-  // Row `out` of W as float [n_in], for who folds, prices or looks words up.
-  virtual void ReadRow(const WeightId& weight, int64_t out, float* row) = 0;
+  // Rows [first_out, first_out + n_rows) of W as float [n_rows, n_in], for who goes back through
+  // them. Different threads may read; groups of 64 rows from a multiple of 64 on are fastest.
+  virtual void ReadRows(const WeightId& weight, int64_t first_out, int64_t n_rows, float* rows) = 0;
   virtual int64_t BytesOf(const WeightId& weight) const = 0;
   virtual void Remove(const WeightId& weight) = 0;
 
@@ -144,7 +145,9 @@ class Weight : public Resident<WeightId> {
   void WriteBlocks(int64_t first_out, int64_t n_rows, const std::byte* blocks, int64_t row_bytes) {
     residents_->WriteBlocks(id_, first_out, n_rows, blocks, row_bytes);
   }
-  void ReadRow(int64_t out, float* row) const { residents_->ReadRow(id_, out, row); }
+  void ReadRows(int64_t first_out, int64_t n_rows, float* rows) const {
+    residents_->ReadRows(id_, first_out, n_rows, rows);
+  }
 
   int64_t n_out() const { return n_out_; }
   int64_t n_in() const { return n_in_; }

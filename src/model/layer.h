@@ -54,6 +54,9 @@ struct LayerRows {
   int64_t KeyWidth(int kv_head_idx) const {
     return k_offsets[kv_head_idx + 1] - k_offsets[kv_head_idx];
   }
+  // Numbers of a query row in the basis of keys: behind those, the weights of a turning mean.
+  int64_t QueryWidth(int kv_head_idx) const { return KeyWidth(kv_head_idx) + n_mean_weights(); }
+  int64_t n_mean_weights() const { return int64_t{2} * TurningPairs(keys); }
   int64_t ValueWidth(int kv_head_idx) const {
     return v_offsets[kv_head_idx + 1] - v_offsets[kv_head_idx];
   }

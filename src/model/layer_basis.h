@@ -25,10 +25,13 @@ struct LatentsOfHead {
 // (docs/quantization.md, Biases of keys).
 struct LayerBasis {
   // "Heads" are KV heads of the cache but for `query` and `output`, which are the model's.
-  std::vector<Weight> query;           // D^T [rank_k, head_dim] per KV head; none with latents
-  std::vector<Weight> key;             // E^T [rank_k, row] per KV head; empty: same as query
-  std::vector<FloatTable> key_offset;  // [row] per KV head, or empty
-  std::vector<LatentsOfHead> latents;  // per KV head, where keys are stored before RoPE
+  // D^T [rank_k, head_dim] per KV head, with the weights of a turning mean behind it; none with
+  // latents.
+  std::vector<Weight> query;
+  std::vector<Weight> key;               // E^T [rank_k, row] per KV head; empty: same as query
+  std::vector<FloatTable> key_offset;    // [row] per KV head, or empty
+  std::vector<FloatTable> turning_mean;  // likewise (HeadBasis::turning_mean)
+  std::vector<LatentsOfHead> latents;    // per KV head, where keys are stored before RoPE
   // B^T [head_dim, heads_per_latent * rank_v] per KV head, where heads share latents or a map.
   std::vector<Weight> output;
 
@@ -40,8 +43,8 @@ struct LayerBasis {
   int64_t n_bytes() const;
 };
 
-// kResourceExhausted when the system has no memory.
-StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
+// rope_dim: of the model. kResourceExhausted when the system has no memory.
+StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, int rope_dim,
                                     const NumberTypes& types, Machine* machine);
 
 }  // namespace kvlathe

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "format/codebook/codebook.h"
+#include "format/keys.h"
 #include "model/config.h"
 
 namespace kvlathe {
@@ -33,6 +34,7 @@ class RopeTable {
   const float* cos(int position) const { return cos_.data() + n_pairs_ * position; }
   const float* sin(int position) const { return sin_.data() + n_pairs_ * position; }
   int rope_dim() const { return static_cast<int>(2 * n_pairs_); }
+  int absolute_pairs() const { return AbsolutePairs(frequencies_); }  // format/keys.h
   // How many are available: at least as many as were asked for.
   int64_t n_positions() const { return n_pairs_ == 0 ? 0 : std::ssize(cos_) / n_pairs_; }
   // 1 / (cos^2 + sin^2) of every pair.

@@ -16,7 +16,8 @@ RotationTables::RotationTables(const ModelConfig& config, Device* memory)
     : config_(config),
       memory_(memory),
       ropes_(config.attention, config.rope_dim()),
-      positions_(config.attention.kinds.size()) {}
+      positions_(config.attention.kinds.size()),
+      in_frames_(config.attention.kinds.size()) {}
 
 void RotationTables::KeepBlocks(int n_sink) {
   for (const AttentionKind& kind : config_.attention.kinds) {
@@ -38,8 +39,31 @@ Status RotationTables::Extend(int n_positions) {
     memory_->Upload(angles.cos.place(), Bytes(table.cos(0), n));
     memory_->Upload(angles.sin.place(), Bytes(table.sin(0), n));
     angles.n_rows = table.n_positions();
+    if (frames_behind_ >= 0) KVL_RETURN_IF_ERROR(ExtendInFrames(TableOf(l), table));
     table.Release();
   }
+  return OkStatus();
+}
+
+Status RotationTables::ExtendInFrames(int table_idx, const RopeTable& table) {
+  const int64_t half = table.rope_dim() / 2, n_absolute = table.absolute_pairs();
+  std::vector<float> cos, sin;
+  cos.reserve(table.n_positions() * half);
+  sin.reserve(table.n_positions() * half);
+  for (int p = 0; p < table.n_positions(); ++p) {
+    const int place = p < frames_behind_ ? p : (p - frames_behind_) % kFramePositions;
+    for (int64_t i = 0; i < half; ++i) {
+      const int at = i < n_absolute ? p : place;
+      cos.push_back(table.cos(at)[i]);
+      sin.push_back(table.sin(at)[i]);
+    }
+  }
+  Angles& angles = in_frames_[table_idx];
+  const int64_t n = std::ssize(cos);
+  KVL_RETURN_IF_ERROR(angles.cos.EnsureSize(memory_, n * 4, "rotation tables"));
+  KVL_RETURN_IF_ERROR(angles.sin.EnsureSize(memory_, n * 4, "rotation tables"));
+  memory_->Upload(angles.cos.place(), Bytes(cos.data(), n));
+  memory_->Upload(angles.sin.place(), Bytes(sin.data(), n));
   return OkStatus();
 }
 

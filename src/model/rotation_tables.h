@@ -19,11 +19,19 @@ class RotationTables {
 
   // Says that keys are stored from before RoPE, in blocks behind n_sink positions.
   void KeepBlocks(int n_sink);
+  // Says that keys are turned inside frames behind n_sink positions (format/keys.h).
+  void KeepFrames(int n_sink) { frames_behind_ = n_sink; }
   // Makes positions [0, n_positions) available. kResourceExhausted when there is no memory.
   Status Extend(int n_positions);
   // [n_positions, rope_dim / 2] F32.
   ObjectPlace cos(int layer_idx) const { return positions_[TableOf(layer_idx)].cos.place(); }
   ObjectPlace sin(int layer_idx) const { return positions_[TableOf(layer_idx)].sin.place(); }
+  // The same of keys: with frames only absolute pairs have the angles of their position, the others
+  // those of their place in its frame.
+  ObjectPlace key_cos(int layer_idx) const { return KeyAngles(layer_idx).cos.place(); }
+  ObjectPlace key_sin(int layer_idx) const { return KeyAngles(layer_idx).sin.place(); }
+  int absolute_pairs(int layer_idx) const { return ropes_.of(layer_idx).absolute_pairs(); }
+  float way_back(int layer_idx) const { return ropes_.of(layer_idx).way_back(); }
   int rope_dim(int layer_idx) const { return ropes_.of(layer_idx).rope_dim(); }
   // The angles of the first n_blocks blocks of a layer; empty if keys do not turn when they are
   // read. kResourceExhausted when there is no memory.
@@ -36,6 +44,10 @@ class RotationTables {
     int64_t n_rows = 0;
   };
 
+  const Angles& KeyAngles(int layer_idx) const {
+    return (frames_behind_ < 0 ? positions_ : in_frames_)[TableOf(layer_idx)];
+  }
+  Status ExtendInFrames(int table_idx, const RopeTable& table);
   int TableOf(int layer_idx) const {
     return config_.attention.kinds.size() < 2 ? 0 : config_.attention.kind_idx(layer_idx);
   }
@@ -44,6 +56,8 @@ class RotationTables {
   Device* memory_;
   LayerRopes ropes_;                    // which hold numbers only until they are on the machine
   std::vector<Angles> positions_;       // by kind of attention
+  std::vector<Angles> in_frames_;       // likewise, of keys in frames
+  int frames_behind_ = -1;              // positions before the first frame; -1: there are none
   std::vector<BlockRotations> blocks_;  // by kind of attention; none: keys do not turn when read
   std::vector<Angles> of_blocks_;       // likewise
 };

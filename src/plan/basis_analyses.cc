@@ -21,7 +21,8 @@ BasisOptions OptionsOf(const PaluOptions& palu, const Spec& /*spec*/) {
 }
 BasisOptions OptionsOf(const LatheOptions& lathe, const Spec& spec) {
   return {.is_centred = lathe.is_centred,
-          .keys_before_rope = lathe.keys_before_rope,
+          .keys_before_rope = lathe.keys == LatheOptions::KeyRows::kBeforeRope,
+          .has_frames = lathe.keys == LatheOptions::KeyRows::kBlock,
           .joint_channels = spec.joint_channels()};
 }
 
@@ -32,14 +33,23 @@ const BasisMethod* BasisMethodOf(const Spec& spec) {
   return stage == nullptr ? nullptr : stage->info->analysis;
 }
 
-BasisOptions BasisOptionsOf(const Spec& spec) {
-  return std::visit([&](const auto& stage) { return OptionsOf(stage, spec); }, *spec.basis());
+BasisOptions BasisOptionsOf(const Spec& spec, int rope_dim) {
+  BasisOptions options =
+      std::visit([&](const auto& stage) { return OptionsOf(stage, spec); }, *spec.basis());
+  options.has_frames = options.has_frames && rope_dim > 0;
+  if (options.has_frames) options.turning_pairs = MostTurningPairs(rope_dim);
+  return options;
 }
 
 Keys KeysOf(const Spec& spec, const ModelFacts& model) {
   const StatisticsShape shape = {model.n_layers, model.n_kv_heads, model.n_kv_heads,
                                  model.head_dim};
-  return spec.keys(HeadsPerMap(shape, spec.joint_channels()));
+  Keys keys = spec.keys(HeadsPerMap(shape, spec.joint_channels()));
+  if (auto* const mapped = std::get_if<MappedKeys>(&keys); mapped != nullptr) {
+    mapped->has_frames = mapped->has_frames && model.rope_dim > 0;
+    if (mapped->has_frames) mapped->turning_pairs = MostTurningPairs(model.rope_dim);
+  }
+  return keys;
 }
 
 StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
@@ -56,7 +66,7 @@ StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
   BasisInputs inputs = {.statistics = &statistics,
                         .value_grams = value_grams_,
                         .output_grams = output_grams_,
-                        .options = BasisOptionsOf(spec),
+                        .options = BasisOptionsOf(spec, model_.rope_dim),
                         .pool = source_->threads(),
                         .key_biases = key_biases_,
                         .value_biases = value_biases_};
@@ -77,7 +87,7 @@ StatusOr<const CalibrationStatistics*> BasisAnalyses::StatisticsOf(const Spec& s
 
 StatusOr<const BasisAnalysis*> BasisAnalyses::Of(const Spec& spec) {
   const BasisMethod* const method = BasisMethodOf(spec);
-  const BasisOptions options = BasisOptionsOf(spec);
+  const BasisOptions options = BasisOptionsOf(spec, model_.rope_dim);
   const std::optional<MergePlan> merge = MergingOf(spec);
   for (const KnownAnalysis& known : analyses_) {
     const bool is_same = known.method == method && known.options == options && known.merge == merge;

@@ -16,8 +16,9 @@ namespace kvlathe {
 // The method by which the spec's basis is found before a prompt. Null without such a basis.
 const BasisMethod* BasisMethodOf(const Spec& spec);
 
-// The options, other than ranks, with which a spec with a stage on the basis axis wants its bases.
-BasisOptions BasisOptionsOf(const Spec& spec);
+// The options, other than ranks, with which a spec with a stage on the basis axis wants its bases
+// of a model in which rope_dim channels turn.
+BasisOptions BasisOptionsOf(const Spec& spec, int rope_dim);
 // The form in which the caches of this spec and model hold keys.
 Keys KeysOf(const Spec& spec, const ModelFacts& model);
 

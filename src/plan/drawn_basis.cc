@@ -105,6 +105,7 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
     // Maps of no use, like the others, for the work of real ones.
     const std::vector<float> cut(int64_t{head_dim} * (head_dim - head.rank_k));
     if (!are_latents) head.cut = {cut, cut};
+    if (TurningPairs(keys) > 0) head.turning_mean = matrix(head_dim);
     head.value_basis = matrix(width * head.rank_v);
     head.output_basis = matrix(width * head.rank_v);
     basis.heads.push_back(std::move(head));

@@ -123,7 +123,7 @@ StatusOr<RankAllocation> CachePlanner::ChooseRanks(const Spec& spec, std::option
 
 StatusOr<ModelBasis> CachePlanner::OnlineBasis(const Spec& spec,
                                                const std::vector<HeadRanks>& ranks) {
-  OnlineInputs inputs = {.is_normalised = BasisOptionsOf(spec).is_normalised};
+  OnlineInputs inputs = {.is_normalised = BasisOptionsOf(spec, /*rope_dim=*/0).is_normalised};
   KVL_ASSIGN_OR_RETURN(inputs.output_grams, source_->OutputGrams());
   ModelBasis basis{model_.n_layers, model_.n_kv_heads, model_.head_dim};
   for (const HeadRanks& r : ranks) {

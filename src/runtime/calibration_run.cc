@@ -3,12 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "analysis/statistics/statistics.h"
 #include "calibration/fingerprint.h"
-#include "calibration/gradient_windows.h"
 #include "calibration/gradients/decoder_gradients.h"
+#include "calibration/token_choice.h"
 #include "engine/engine.h"
 #include "evaluation/quality.h"
 
@@ -26,56 +27,6 @@ std::pair<int32_t, int32_t> OrdinaryIds(const Workspace& workspace) {
   return {first, end};
 }
 
-StatusOr<TokenSequences> Sequences(const Workspace& workspace, const CalibrationRun& run,
-                                   std::string* token_source) {
-  const ModelConfig& c = workspace.config();
-  const int n_tokens = CalibrationSequenceTokens(CalibratedContext(workspace));
-  if (run.text_path.empty()) {
-    const auto [first, end] = OrdinaryIds(workspace);
-    *token_source = "random";
-    return DrawRandomSequences({run.n_random_tokens, run.seed, first, end, c.bos_id}, n_tokens);
-  }
-  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, workspace.TokenizeFile(run.text_path));
-  *token_source = "text:" + TokenHash(ids);
-  return CutSequences(ids, n_tokens, workspace.leading_bos().value_or(-1));
-}
-
-// What calibration runs, in tokens; those of gradients are 0 where none are taken.
-struct CalibrationWork {
-  int64_t n_tokens = 0;
-  int64_t n_gradient_tokens = 0;
-};
-
-// Tells of calibration as one piece of work: statistics first, gradients after them.
-class CalibrationProgress {
- public:
-  // Work is counted in layers that a token runs.
-  CalibrationProgress(Progress to, const StatisticsShape& shape, const CalibrationWork& work)
-      : to_(std::move(to)) {
-    constexpr double kOfStatistics = 2;  // a forward, and as much to gather what it shows
-    constexpr double kOfGradients = 8;   // three forwards in F32
-    const double n_layers = shape.n_layers;
-    const double statistics = kOfStatistics * static_cast<double>(work.n_tokens) * n_layers;
-    const double gradients = kOfGradients * static_cast<double>(work.n_gradient_tokens) * n_layers;
-    statistics_end_ = statistics / (statistics + gradients);
-  }
-  std::function<void(double)> OfStatistics() const { return Part(0, statistics_end_); }
-  std::function<void(double)> OfGradients() const { return Part(statistics_end_, 1); }
-  void End() const {
-    if (to_) to_(kWhat, 1);
-  }
-
- private:
-  static constexpr const char* kWhat = "calibrating";
-  std::function<void(double)> Part(double begin, double end) const {
-    if (!to_) return nullptr;
-    return [to = to_, begin, end](double fraction) { to(kWhat, begin + fraction * (end - begin)); };
-  }
-
-  Progress to_;
-  double statistics_end_ = 1;
-};
-
 // Of the matrices that a token is multiplied with.
 int64_t MatrixWeights(const ModelConfig& c) {
   const int64_t q = int64_t{c.n_heads} * c.head_dim, kv = int64_t{c.n_kv_heads} * c.head_dim;
@@ -83,41 +34,42 @@ int64_t MatrixWeights(const ModelConfig& c) {
   return c.n_layers * of_layer + int64_t{c.vocab_size} * c.hidden_dim;
 }
 
-// How many tokens of its sequences a job takes gradients of.
-int64_t TokensWithGradients(const CalibrationJob& job) {
-  std::vector<int64_t> sequence_tokens;
-  for (const auto& ids : job.sequences) sequence_tokens.push_back(std::ssize(ids));
-  int64_t n = 0;
-  for (const GradientWindow& window : ChooseGradientWindows(sequence_tokens, job.gradient_tokens)) {
-    n += window.n_tokens;
+StatusOr<TokenSequences> Sequences(const Workspace& workspace, const CalibrationRun& run,
+                                   std::string* token_source) {
+  const ModelConfig& c = workspace.config();
+  int n_tokens = CalibrationSequenceTokens(CalibratedContext(workspace));
+  if (run.gradients) n_tokens = std::min(n_tokens, kGradientWindowTokens);
+  if (run.text_path.empty()) {
+    const auto [first, end] = OrdinaryIds(workspace);
+    *token_source = "random";
+    return DrawRandomSequences({run.n_random_tokens, run.seed, first, end, c.bos_id}, n_tokens);
   }
-  return n;
+  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, workspace.TokenizeFile(run.text_path));
+  *token_source = "text:" + TokenHash(ids);
+  KVL_ASSIGN_OR_RETURN(TokenSequences all,
+                       CutSequences(ids, n_tokens, workspace.leading_bos().value_or(-1)));
+  const int64_t n_wanted =
+      run.n_text_tokens > 0 ? run.n_text_tokens : CalibrationTokens(MatrixWeights(c));
+  return ChooseSequences(std::move(all), n_wanted);
 }
 
-// Gradients of one window after the other, with the share of all that is done.
-class GradientPass {
+// Products with weights in blocks round rows while this is there.
+class RoundedRows {
  public:
-  GradientPass(Workspace* workspace, int64_t n_tokens, std::function<void(double)> on_progress)
-      : gradients_(&workspace->weights(), workspace->threads(), workspace->isa(),
-                   kCalibrationNewest),
-        n_layer_tokens_(2 * n_tokens * workspace->config().n_layers),
-        on_progress_(std::move(on_progress)) {}
-
-  Status Run(std::span<const int32_t> ids, uint64_t seed, const DecoderGradients::Sink& sink) {
-    const auto on_layer = [&] {
-      n_done_ += std::ssize(ids);
-      if (!on_progress_) return;
-      on_progress_(static_cast<double>(n_done_) / static_cast<double>(n_layer_tokens_));
-    };
-    return gradients_.Run(ids, seed, sink, on_layer).status();
-  }
+  explicit RoundedRows(Workspace* workspace) : workspace_(workspace) { Set(false); }
+  ~RoundedRows() { Set(workspace_->options().exact_rows); }
+  RoundedRows(const RoundedRows&) = delete;
+  RoundedRows& operator=(const RoundedRows&) = delete;
 
  private:
-  DecoderGradients gradients_;
-  int64_t n_layer_tokens_;  // tokens times layers, forwards and back
-  int64_t n_done_ = 0;
-  std::function<void(double)> on_progress_;
+  void Set(bool exact) { workspace_->weights().machine().backend().set_exact_rows(exact); }
+  Workspace* workspace_;
 };
+
+std::string DescribeSeconds(double seconds) {
+  return seconds < 100 ? fmt::format("{:.0f} s", seconds)
+                       : fmt::format("{:.0f} minutes", seconds / 60);
+}
 
 // The job of a run, but for what it calls.
 StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const CalibrationRun& run) {
@@ -132,7 +84,28 @@ StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const CalibrationRun&
   job.source.merging = run.Merging();
   KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(workspace, run, &job.source.token_source));
   job.across_heads = run.across_heads;
+  job.checkpoint_path = run.checkpoint_path;
+  job.settings = RowTypeName(workspace.options().row_type);
   return job;
+}
+
+// What a person is told while it runs.
+void TellOf(Workspace* workspace, CalibrationJob* job) {
+  if (const Progress& progress = workspace->progress()) {
+    job->on_progress = [progress](double fraction) { progress("calibrating", fraction); };
+  }
+  job->on_estimate = [workspace](double seconds) {
+    // What is nearly done needs no word.
+    constexpr double kShort = 5;
+    if (seconds < kShort) return;
+    workspace->Notify(Note::Kind::kBegun,
+                      fmt::format("calibrating takes {} more, by what its first "
+                                  "sequence took",
+                                  DescribeSeconds(seconds)));
+  };
+  job->on_checkpoint = [workspace](const std::string& line) {
+    workspace->Notify(Note::Kind::kNote, "calibration: " + line);
+  };
 }
 
 }  // namespace
@@ -181,24 +154,19 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const Calib
     }
     return OkStatus();
   };
-  CalibrationWork work;
-  for (const auto& ids : job.sequences) work.n_tokens += std::ssize(ids);
+  std::optional<DecoderGradients> gradients;
   if (run.gradients) {
-    job.gradient_tokens = GradientTokens(MatrixWeights(workspace->config()));
-    work.n_gradient_tokens = TokensWithGradients(job);
-  }
-  const CalibrationProgress progress(workspace->progress(), job.shape, work);
-  job.on_progress = progress.OfStatistics();
-  if (run.gradients) {
-    const auto pass =
-        std::make_shared<GradientPass>(workspace, work.n_gradient_tokens, progress.OfGradients());
-    job.gradients = [pass](std::span<const int32_t> ids, uint64_t seed,
-                           const DecoderGradients::Sink& sink) {
-      return pass->Run(ids, seed, sink);
+    gradients.emplace(&workspace->weights(), workspace->threads(), workspace->isa(),
+                      kCalibrationNewest);
+    job.gradients = [&gradients](std::span<const int32_t> ids, uint64_t seed, QkvObserver* observer,
+                                 const DecoderGradients::Sink& sink) {
+      return gradients->Run(ids, seed, sink, observer).status();
     };
   }
+  TellOf(workspace, &job);
+  const RoundedRows rounded(workspace);
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, times));
-  progress.End();
+  if (job.on_progress) job.on_progress(1);
   return statistics;
 }
 

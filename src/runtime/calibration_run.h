@@ -12,11 +12,16 @@ namespace kvlathe {
 
 struct CalibrationRun {
   int64_t n_random_tokens = kDefaultCalibrationTokens;
-  std::string text_path;  // not empty: calibrate on it instead
+  std::string text_path;      // not empty: calibrate on it instead
+  int64_t n_text_tokens = 0;  // of the text, in sequences from all over it; 0: CalibrationTokens()
   uint64_t seed = 0;
   bool across_heads = false;            // statistics across the KV heads of a layer too
   std::optional<MergePlan> merge = {};  // of rows that merge so, behind kCalibrationSinks positions
   bool gradients = true;  // take gradients of stored rows too (BasisMethod::wants_gradients)
+
+  // Keeps what is added up while it runs, and is read where a run of the same was interrupted;
+  // empty: none. It stays there: whoever keeps the statistics removes it.
+  std::string checkpoint_path = {};
 
   // How its tokens come about and merge, as part of a kept file's key; not which text.
   std::string Describe() const;
@@ -27,8 +32,10 @@ struct CalibrationRun {
 // The context that statistics of the workspace's model are made for (CalibrationContext).
 int CalibratedContext(const Workspace& workspace);
 
-// Runs the model for CalibratedContext. `times` may be null. kInvalidArgument for a text or a
-// context that is too short, and the errors of Calibrate.
+// Runs the model for CalibratedContext, with rows that are rounded to 8 bits in products with
+// weights in blocks whatever OpenOptions::exact_rows says. Notes of the workspace say how long it
+// takes, as measured on its first sequence, and what became of a checkpoint. `times` may be null.
+// kInvalidArgument for a text or a context that is too short, and the errors of Calibrate.
 StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const CalibrationRun& run,
                                                CalibrationTimes* times = nullptr);
 

@@ -18,21 +18,26 @@
 namespace kvlathe {
 namespace {
 
-// Whoever waits for the first use of a basis learns why, and how not to wait.
+// Whoever waits for the first use of a basis learns why, and how not to wait. How long it takes is
+// said when it is known (RunCalibration).
 std::string NoteOfCalibration(const CalibrationRun& run, const std::string& model,
                               const std::string& lacking) {
   const std::string kv = run.merge.has_value() ? fmt::format(" --kv '{}'", run.SpecText()) : "";
   const std::string why = lacking.empty() ? "" : fmt::format(" ({})", lacking);
+  // Quantizers and retention need no statistics.
+  constexpr const char* kWithout =
+      "to do without: --basis FILE of the same model, or --kv 'kivi(bits=4)'";
   if (run.text_path.empty()) {
     return fmt::format(
-        "calibrating {} on random tokens, once{}; to have it done beforehand: kvlathe calibrate -m "
-        "{}{}",
-        model, why, model, kv);
+        "calibrating {} on random tokens, once{}; {}; to have it done beforehand: kvlathe "
+        "calibrate "
+        "-m {}{}",
+        model, why, kWithout, model, kv);
   }
   return fmt::format(
-      "calibrating {} on {}, once{}; to have it done beforehand on a text like yours: kvlathe "
+      "calibrating {} on {}, once{}; {}; to have it done beforehand on a text like yours: kvlathe "
       "calibrate -m {}{} --text FILE",
-      model, run.text_path, why, model, kv);
+      model, run.text_path, why, kWithout, model, kv);
 }
 
 }  // namespace
@@ -125,12 +130,18 @@ const ModelStatistics::Held* ModelStatistics::FindHeld(const CalibrationRun& run
 }
 
 StatusOr<const CalibrationStatistics*> ModelStatistics::Statistics(const StatisticsNeed& need) {
-  KVL_ASSIGN_OR_RETURN(const CalibrationRun run, RunFor(need));
+  KVL_ASSIGN_OR_RETURN(CalibrationRun run, RunFor(need));
   if (const Held* const held = FindHeld(run, need); held != nullptr) return held->statistics.get();
   KVL_ASSIGN_OR_RETURN(const StatisticsRequest request, RequestFor(run, need.after_rope));
   KVL_ASSIGN_OR_RETURN(
-      FoundStatistics found, FindOrCalibrate(request, [&](const std::string& lacking) {
-        workspace_->Notify(Note::Kind::kBegun, NoteOfCalibration(run, options().model, lacking));
+      FoundStatistics found, FindOrCalibrate(request, [&](const CalibrationCall& call) {
+        workspace_->Notify(Note::Kind::kBegun,
+                           NoteOfCalibration(run, options().model, call.lacking));
+        if (!call.keeping.ok()) {
+          workspace_->Notify(Note::Kind::kWarning, "the calibration that begins cannot be kept: " +
+                                                       MessageOf(call.keeping));
+        }
+        run.checkpoint_path = call.checkpoint_path;
         return RunCalibration(workspace_, run);
       }));
   if (!found.warning.empty()) workspace_->Notify(Note::Kind::kWarning, found.warning);

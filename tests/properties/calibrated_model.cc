@@ -57,10 +57,9 @@ void CalibratedModel::Gather() {
     return (*model)->Forward({&step, 1}, observer);
   };
   DecoderGradients gradients(weights_.get(), threads_, SelectIsa().value(), kCalibrationNewest);
-  job.gradient_tokens = kSequences * kSequenceTokens;
-  job.gradients = [&](std::span<const int32_t> ids, uint64_t seed,
+  job.gradients = [&](std::span<const int32_t> ids, uint64_t seed, QkvObserver* observer,
                       const DecoderGradients::Sink& sink) {
-    return gradients.Run(ids, seed, sink).status();
+    return gradients.Run(ids, seed, sink, observer).status();
   };
   auto statistics = Calibrate(job);
   ASSERT_TRUE(statistics.ok()) << statistics.status();

@@ -157,7 +157,7 @@ TEST(WeightPathsTest, PartsInDifferentBlocksBecomeQ8_0AndAreCounted) {
   std::vector<float> expected(64), row(64);
   TwoTypes source;
   source.Get("b.weight", {64, 64})->Read(5 * 64, 64, expected.data());
-  mixed->ReadRow(64 + 5, row.data());
+  mixed->ReadRows(64 + 5, 1, row.data());
   for (int i = 0; i < 64; ++i) EXPECT_NEAR(row[i], expected[i], 0.005);
   // A type that was asked for holds whatever the file has.
   NumberTypes dense = DType::kBf16;

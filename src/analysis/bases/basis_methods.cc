@@ -90,6 +90,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     head.value_basis = Columns(full.value_basis, width, slice * made_v, made_v);
     head.output_basis = Part(full.output_basis, width, n * made_v, slice * head_dim, head_dim);
     head.key_offset = OffsetOf(full.key_offset, slice, head_dim);
+    head.turning_mean = OffsetOf(full.turning_mean, slice, head_dim);
     head.value_offset = OffsetOf(full.value_offset, slice, head_dim);
     if (bits.middle.k != BitSplit{}) {
       const EntryBits& most = bits.most == EntryBits() ? bits.middle : bits.most;

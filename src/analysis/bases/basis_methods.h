@@ -21,6 +21,8 @@ struct BasisOptions {
   bool is_normalised = false;     // zack: blocks weigh alike whatever their norm
   bool is_centred = true;         // lathe: rows lose their mean first
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
+  bool has_frames = false;        // lathe: keys are turned inside frames (MappedKeys)
+  int turning_pairs = 0;          // likewise
   bool is_whitened = true;        // palu: weights count by the Gram matrix of their inputs
   int heads_per_latent = 1;       // palu: KV heads that share a latent
   // lathe: the KV heads of a layer have one map together, as many as have so many channels; 0: each
@@ -55,6 +57,7 @@ struct HeadAnalysis {
   std::vector<float> output_basis;
   std::vector<float> key_offset = {};  // [head_dim] or empty
   std::vector<float> value_offset = {};
+  std::vector<float> turning_mean = {};  // as HeadBasis has it
   std::vector<float> key_way_back = {};  // latents have no query_basis
   // The standard deviations of the stored channels about their offsets, mixed as CutBasis does, in
   // text like that of the calibration. Empty for methods that do not split bits.

@@ -112,7 +112,10 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
   const auto rows_of = [&](const JointMoments& moments) {
     return RowsOf(moments, s.shape, channels, inputs.options.is_centred);
   };
-  KVL_ASSIGN_OR_RETURN(RowStatistics keys, rows_of(is_latent ? s.joint.k_pre : s.joint.k));
+  const JointMoments& of_keys = is_latent                   ? s.joint.k_pre
+                                : inputs.options.has_frames ? s.joint.k_block
+                                                            : s.joint.k;
+  KVL_ASSIGN_OR_RETURN(RowStatistics keys, rows_of(of_keys));
   KVL_ASSIGN_OR_RETURN(RowStatistics values, rows_of(s.joint.v));
   KVL_RETURN_IF_ERROR(CheckFinite(
       shape, h,
@@ -131,6 +134,10 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
   head.key_deviations = DeviationsOf(keys, k.right, d);
   head.value_deviations = DeviationsOf(values, v.left, d);
   head.key_offset = std::move(keys.offset);
+  if (inputs.options.turning_pairs > 0) {
+    const std::span<const float> mean = MeanOf(s.turning_mean, s.shape, channels);
+    head.turning_mean.assign(mean.begin(), mean.end());
+  }
   head.value_offset = std::move(values.offset);
   analysis->noise[h].qk = NoiseOf(head.key_deviations, k.singular_values);
   analysis->noise[h].v = NoiseOf(head.value_deviations, v.singular_values);
@@ -156,8 +163,12 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   BasisAnalysis analysis;
   analysis.keeps_sink_values = true;
   const int n_joined = HeadsPerMap(statistics.shape, inputs.options.joint_channels);
-  analysis.keys = inputs.options.keys_before_rope ? Keys(LatentKeys{.heads_per_map = n_joined})
-                                                  : Keys(MappedKeys{n_joined});
+  const BasisOptions& options = inputs.options;
+  if (options.keys_before_rope) {
+    analysis.keys = LatentKeys{.heads_per_map = n_joined};
+  } else {
+    analysis.keys = MappedKeys{n_joined, options.has_frames, options.turning_pairs};
+  }
   analysis.shape = statistics.shape;
   analysis.shape.n_kv_heads /= n_joined;
   analysis.shape.head_dim *= n_joined;

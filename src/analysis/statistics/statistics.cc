@@ -13,7 +13,7 @@ namespace kvlathe {
 namespace {
 
 constexpr const char* kFormat = "kvlathe-statistics";
-constexpr const char* kFormatVersion = "12";
+constexpr const char* kFormatVersion = "13";
 constexpr const char* kRecalibrate = "write a new one with kvlathe calibrate";
 
 using Metadata = std::map<std::string, std::string>;
@@ -49,6 +49,7 @@ void AddJointMoments(const std::string& name, const StatisticsShape& shape, Join
 void AddJointStatistics(const std::string& name, const StatisticsShape& shape,
                         JointStatistics* statistics, std::vector<ArrayField>* fields) {
   AddJointMoments(name + ".k", shape, &statistics->k, fields);
+  AddJointMoments(name + ".k_block", shape, &statistics->k_block, fields);
   AddJointMoments(name + ".k_pre", shape, &statistics->k_pre, fields);
   AddJointMoments(name + ".v", shape, &statistics->v, fields);
 }
@@ -79,6 +80,8 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   AddMoments("sink_v", s->shape, n_kv_heads, &s->sink_v, &fields);
   AddJointStatistics("joint", s->shape, &s->joint, &fields);
   AddJointStatistics("held_back", s->shape, &s->held_back, &fields);
+  fields.push_back(
+      {"turning_mean", {s->shape.n_layers, n_kv_heads, s->shape.head_dim}, &s->turning_mean});
   AddHistograms("k_post_histograms", s->shape, &s->k_post_histograms, &fields);
   AddHistograms("k_pre_histograms", s->shape, &s->k_pre_histograms, &fields);
   AddHistograms("v_histograms", s->shape, &s->v_histograms, &fields);

@@ -67,8 +67,9 @@ struct JointMoments {
 };
 
 struct JointStatistics {
-  JointMoments k;      // keys after RoPE, turned on with their sequence as those of k_post
-  JointMoments k_pre;  // keys before RoPE
+  JointMoments k;        // keys after RoPE, turned on with their sequence as those of k_post
+  JointMoments k_block;  // keys in frames, less CalibrationStatistics::turning_mean (format/keys.h)
+  JointMoments k_pre;    // keys before RoPE
   JointMoments v;
   int64_t n_tokens = 0;  // predicted tokens behind `fisher`; 0: nothing was measured, all is 0
 };
@@ -110,6 +111,10 @@ struct CalibrationStatistics {
   // share of bits may come from `held_back`: what a cache loses is predicted by it.
   JointStatistics joint;
   JointStatistics held_back;
+  // The weighed mean of keys before RoPE, [n_layers, n_kv_heads, head_dim] in BF16, in the fastest
+  // pairs of channels alone (MostTurningPairs) and 0 in the others. Of the first rows that were
+  // seen where gradients were not asked for.
+  std::vector<float> turning_mean;
   HeadMoments sink_q_post;
   HeadMoments sink_k_post;
   HeadMoments sink_v;
@@ -131,12 +136,12 @@ CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
 // Errors are those of WriteSafetensors.
 Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path);
 
-// Files of format version 12 hold every array of CalibrationStatistics (those across heads only
-// where they were asked for), its source and its counts, and a checksum of all that. Second moments
-// of version 11 were about zero; gradients of version 10 counted from 32 positions on, not from 64;
-// version 9 had moments of rows as attention weighs them too, version 8 no joint statistics.
-// kDataLoss if the file is damaged, of another kind, or of another format version; the message says
-// how to make a new one.
+// Files of format version 13 hold every array of CalibrationStatistics (those across heads only
+// where they were asked for), its source and its counts, and a checksum of all that. Version 12
+// had no keys less their turning mean; second moments of version 11 were about zero; gradients of
+// version 10 counted from 32 positions on, not from 64; version 9 had moments of rows as attention
+// weighs them too, version 8 no joint statistics. kDataLoss if the file is damaged, of another
+// kind, or of another format version; the message says how to make a new one.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
 
 // kInvalidArgument, with the way out, if statistics read from `path` belong to another model, to

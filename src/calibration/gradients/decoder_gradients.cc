@@ -8,10 +8,11 @@
 
 namespace kvlathe {
 
-DecoderGradients::DecoderGradients(ModelWeights* weights, ThreadPool* pool, Isa isa, int newest)
+DecoderGradients::DecoderGradients(ModelWeights* weights, ThreadPool* pool, Isa isa, int newest,
+                                   int64_t kept_bytes)
     : weights_(weights),
-      layer_(weights, pool, &GetElementwiseKernels(isa), newest),
-      head_(weights, pool, &GetElementwiseKernels(isa)) {}
+      layer_(weights, pool, isa, newest, kept_bytes),
+      head_(weights, pool, isa) {}
 
 Status DecoderGradients::CheckWindow(std::span<const int32_t> token_ids) const {
   const ModelConfig& c = weights_->config();
@@ -48,8 +49,7 @@ Status DecoderGradients::Embed(std::span<const int32_t> token_ids, float* stream
 }
 
 StatusOr<DrawnTokens> DecoderGradients::Run(std::span<const int32_t> token_ids, uint64_t seed,
-                                            const Sink& sink,
-                                            const std::function<void()>& on_layer) {
+                                            const Sink& sink, QkvObserver* observer) {
   KVL_RETURN_IF_ERROR(CheckWindow(token_ids));
   const ModelConfig& c = weights_->config();
   const int64_t n_tokens = std::ssize(token_ids), n_values = n_tokens * c.hidden_dim;
@@ -59,11 +59,10 @@ StatusOr<DrawnTokens> DecoderGradients::Run(std::span<const int32_t> token_ids, 
   float* const streams = streams_.as<float>();
   KVL_RETURN_IF_ERROR(Embed(token_ids, streams));
   for (int l = 0; l < c.n_layers; ++l) {
-    KVL_RETURN_IF_ERROR(layer_.Load(l));
+    KVL_RETURN_IF_ERROR(layer_.Load(l, LayerPass::Ways::kForward));
     float* const next = streams + (l + 1) * n_values;
     std::copy_n(streams + l * n_values, n_values, next);
-    layer_.Run(next);
-    if (on_layer) on_layer();
+    layer_.Run(next, observer);
   }
   Random random(seed);
   std::vector<double> uniform(n_tokens);
@@ -71,10 +70,10 @@ StatusOr<DrawnTokens> DecoderGradients::Run(std::span<const int32_t> token_ids, 
   float* const gradient = streams + c.n_layers * n_values;
   KVL_ASSIGN_OR_RETURN(DrawnTokens drawn, head_.Run(uniform, gradient));
   for (int l = c.n_layers - 1; l >= 0; --l) {
-    KVL_RETURN_IF_ERROR(layer_.Load(l));
+    KVL_RETURN_IF_ERROR(layer_.Load(l, LayerPass::Ways::kBoth));
     sink(layer_.RunBack(streams + l * n_values, gradient));
-    if (on_layer) on_layer();
   }
+  KVL_RETURN_IF_ERROR(weights_->machine().backend().Finish().status());
   return drawn;
 }
 

@@ -1,6 +1,6 @@
 // Gradients of what a decoder predicts are taken with respect to the rows that a cache would store:
-// by a forward and a backward pass over a window of tokens in F32, without a cache and without
-// gradients of weights.
+// by a forward and a backward pass over a window of tokens, without a cache and without gradients
+// of weights.
 #pragma once
 
 #include <cstdint>
@@ -17,26 +17,28 @@
 namespace kvlathe {
 
 // Memory beside that of LayerPass and OutputHead: 4 bytes for each token, channel of the stream and
-// layer. A window costs three forwards: one, another of each layer on the way back, and the
-// products of the way back. Every family that the engine runs has gradients; positions do not
-// merge, also where a model decides what merges.
+// layer. A window costs two forwards, one and the products of the way back, and another one of
+// layers that are not kept (LayerPass). Every family that the engine runs has gradients; positions
+// do not merge, also where a model decides what merges.
 class DecoderGradients {
  public:
   // Called with every layer, the last one first, on the thread that runs the pass.
   using Sink = std::function<void(const RowGradients& gradients)>;
 
   // `weights` and `pool` outlive this; values of a layer are folded without a basis, which is free
-  // while a model of the same weights is there that has none. `newest` is that of RowGradients.
-  DecoderGradients(ModelWeights* weights, ThreadPool* pool, Isa isa, int newest);
+  // while a model of the same weights is there that has none. `newest` is that of RowGradients,
+  // `kept_bytes` that of LayerPass.
+  DecoderGradients(ModelWeights* weights, ThreadPool* pool, Isa isa, int newest,
+                   int64_t kept_bytes = kKeptLayerBytes);
 
   // Runs the window from position 0 on, draws from the model's own predictions what follows each of
   // its tokens, with numbers that depend on `seed` alone, and shows the gradients of the
-  // log-likelihood of all that was drawn. kInvalidArgument if the window is longer than the
+  // log-likelihood of all that was drawn. On its way forwards it shows the rows of every layer to
+  // `observer` (may be null). kInvalidArgument if the window is longer than the
   // positions that a model has learned, kResourceExhausted when there is no memory, kDataLoss if
-  // weights cannot be read. on_layer (may be null) is called when the forward or the backward of a
-  // layer is done.
+  // weights cannot be read.
   StatusOr<DrawnTokens> Run(std::span<const int32_t> token_ids, uint64_t seed, const Sink& sink,
-                            const std::function<void()>& on_layer = nullptr);
+                            QkvObserver* observer = nullptr);
 
  private:
   Status CheckWindow(std::span<const int32_t> token_ids) const;

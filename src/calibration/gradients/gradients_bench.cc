@@ -35,14 +35,13 @@ ModelConfig ConfigOf(bool is_large) {
 
 struct Loaded {
   ThreadPool pool{AvailableProcessors()};
-  const ElementwiseKernels* kernels = &GetElementwiseKernels(SelectIsa().value());
+  Isa isa = SelectIsa().value();
   std::unique_ptr<ModelWeights> weights;
   std::vector<float> stream;  // [kTokens, hidden_dim]
 
   explicit Loaded(bool is_large) {
     const ModelConfig config = ConfigOf(is_large);
-    weights = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(1),
-                                 MakeMachine(&pool, SelectIsa().value()))
+    weights = ModelWeights::Load(config, DType::kBf16, MakeRandomSource(1), MakeMachine(&pool, isa))
                   .value();
     Random random(2);
     for (int64_t i = 0; i < kTokens * config.hidden_dim; ++i) {
@@ -54,12 +53,13 @@ struct Loaded {
 void BM_Layer(benchmark::State& state) {
   Loaded loaded(state.range(0) != 0);
   const bool is_back = state.range(1) != 0;
-  LayerPass pass(loaded.weights.get(), &loaded.pool, loaded.kernels, 32);
+  LayerPass pass(loaded.weights.get(), &loaded.pool, loaded.isa, 32, /*kept_bytes=*/0);
   if (!pass.Prepare(kTokens).ok()) return state.SkipWithError("no memory");
   int next_layer = 0;
   for (auto _ : state) {
     // There are two layers, taken in turn, for a window unpacks the weights of every layer.
-    if (!pass.Load(next_layer++ % 2).ok()) return state.SkipWithError("no memory");
+    const auto ways = is_back ? LayerPass::Ways::kBoth : LayerPass::Ways::kForward;
+    if (!pass.Load(next_layer++ % 2, ways).ok()) return state.SkipWithError("no memory");
     std::vector<float> gradient = loaded.stream;
     if (is_back) {
       benchmark::DoNotOptimize(pass.RunBack(loaded.stream.data(), gradient.data()));
@@ -76,7 +76,7 @@ BENCHMARK(BM_Layer)
 
 void BM_OutputHead(benchmark::State& state) {
   Loaded loaded(state.range(0) != 0);
-  OutputHead head(loaded.weights.get(), &loaded.pool, loaded.kernels);
+  OutputHead head(loaded.weights.get(), &loaded.pool, loaded.isa);
   const std::vector<double> uniform(kTokens, 0.5);
   for (auto _ : state) {
     std::vector<float> gradient = loaded.stream;

@@ -1,18 +1,21 @@
 #include "calibration/gradients/layer_pass.h"
 
 #include <algorithm>
-#include <cstring>
+#include <numeric>
 
 namespace kvlathe {
 
-LayerPass::LayerPass(ModelWeights* weights, ThreadPool* pool, const ElementwiseKernels* kernels,
-                     int newest)
+LayerPass::LayerPass(ModelWeights* weights, ThreadPool* pool, Isa isa, int newest,
+                     int64_t kept_bytes)
     : weights_(weights),
       pool_(pool),
-      kernels_(kernels),
+      isa_(isa),
+      kernels_(&GetElementwiseKernels(isa)),
       newest_(newest),
+      packed_(&weights->machine(), pool),
       ropes_(weights->config().attention, weights->config().rope_dim()),
-      attention_(pool, kernels) {}
+      attention_(pool, kernels_),
+      kept_bytes_(kept_bytes) {}
 
 Status LayerPass::Rows::Prepare(int64_t n_tokens, int64_t width) {
   width_ = width;
@@ -20,25 +23,65 @@ Status LayerPass::Rows::Prepare(int64_t n_tokens, int64_t width) {
                             "gradients of a layer");
 }
 
+Status LayerPass::PrepareKept() {
+  const ModelConfig& c = config();
+  const int64_t d = c.head_dim, q = c.n_heads * d, kv = c.n_kv_heads * d, hidden = c.hidden_dim;
+  const std::pair<Rows KeptRows::*, int64_t> all[] = {
+      {&KeptRows::raw_qk, c.norms.of_qk ? q + kv : 0},
+      {&KeptRows::qk, q + kv},
+      {&KeptRows::k_pre, kv},
+      {&KeptRows::v, kv},
+      {&KeptRows::attended, q},
+      {&KeptRows::attention_out, hidden},
+      {&KeptRows::middle, hidden},
+      {&KeptRows::up, c.mlp_rows()}};
+  int64_t n_bytes = 0;  // of a layer
+  for (const auto& [unused, width] : all) {
+    n_bytes += n_tokens_ * width * static_cast<int64_t>(sizeof(float));
+  }
+  const int64_t n_kept = std::min<int64_t>(c.n_layers, kept_bytes_ / n_bytes);
+  kept_.resize(n_kept + 1);
+  for (KeptRows& kept : kept_) {
+    for (const auto& [rows, width] : all) {
+      KVL_RETURN_IF_ERROR((kept.*rows).Prepare(n_tokens_, width));
+    }
+  }
+  return OkStatus();
+}
+
 Status LayerPass::Prepare(int64_t n_tokens) {
   const ModelConfig& c = config();
   n_tokens_ = n_tokens;
   const int64_t d = c.head_dim, q = c.n_heads * d, kv = c.n_kv_heads * d, hidden = c.hidden_dim;
   const std::pair<Rows*, int64_t> all[] = {
-      {&forward_.normed, hidden},   {&forward_.raw_qk, c.norms.of_qk ? q + kv : 0},
-      {&forward_.qk, q + kv},       {&forward_.v, kv},
-      {&forward_.attended, q},      {&forward_.attention_out, hidden},
-      {&forward_.middle, hidden},   {&forward_.ffn_normed, hidden},
-      {&forward_.up, c.mlp_rows()}, {&forward_.gated, c.ffn_dim},
-      {&forward_.mlp_out, hidden},  {&back_.normed, hidden},
-      {&back_.qk, q + kv},          {&back_.v, kv},
-      {&back_.attended, q},         {&back_.part, hidden},
-      {&back_.ffn_normed, hidden},  {&back_.up, c.mlp_rows()},
-      {&back_.gated, c.ffn_dim},    {&shown_.far_k_post, kv},
-      {&shown_.far_k_pre, kv},      {&shown_.far_v, kv},
-      {&shown_.k_post_rows, kv},    {&shown_.k_pre_rows, kv},
+      {&forward_.normed, hidden},
+      {&forward_.ffn_normed, hidden},
+      {&forward_.gated, c.ffn_dim},
+      {&forward_.mlp_out, hidden},
+      {&back_.normed, hidden},
+      {&back_.qk, q + kv},
+      {&back_.v, kv},
+      {&back_.attended, q},
+      {&back_.part, hidden},
+      {&back_.ffn_normed, hidden},
+      {&back_.up, c.mlp_rows()},
+      {&back_.gated, c.ffn_dim},
+      {&shown_.far_k_post, kv},
+      {&shown_.far_k_pre, kv},
+      {&shown_.far_v, kv},
+      {&shown_.k_post_rows, kv},
+      {&shown_.q_post_rows, q},
+      {&shown_.q_pre_rows, q},
   };
-  for (const auto& [rows, width] : all) KVL_RETURN_IF_ERROR(rows->Prepare(n_tokens, width));
+  KVL_RETURN_IF_ERROR(PrepareKept());
+  int64_t widest = 0;
+  for (const auto& [rows, width] : all) {
+    KVL_RETURN_IF_ERROR(rows->Prepare(n_tokens, width));
+    widest = std::max(widest, width);
+  }
+  KVL_RETURN_IF_ERROR(packed_.Prepare(n_tokens * widest, n_tokens * widest));
+  positions_.resize(n_tokens);
+  std::iota(positions_.begin(), positions_.end(), 0);
   if (c.rope_dim() == 0) return OkStatus();
   ropes_.Extend(static_cast<int>(n_tokens));
   const int64_t n_sines = n_tokens * c.rope_dim() / 2;
@@ -52,24 +95,33 @@ Status LayerPass::Prepare(int64_t n_tokens) {
   return OkStatus();
 }
 
-Status LayerPass::Load(int layer_idx) {
+Status LayerPass::Load(int layer_idx, Ways ways) {
   const ModelConfig& c = config();
+  now_ = &kept_[std::min<int64_t>(layer_idx, std::ssize(kept_) - 1)];
   KVL_RETURN_IF_ERROR(attention_.Prepare({.n_tokens = n_tokens_,
                                           .n_heads = c.n_heads,
                                           .n_kv_heads = c.n_kv_heads,
                                           .head_dim = c.head_dim,
                                           .window = c.attention.of(layer_idx).window,
                                           .newest = newest_}));
-  if (layer_idx == layer_idx_) return OkStatus();
+  if (layer_idx == layer_idx_ && (ways == Ways::kForward || ways_ == Ways::kBoth)) {
+    return OkStatus();
+  }
   layer_idx_ = -1;
   const LayerWeights& layer = weights_->layer(layer_idx);
   KVL_ASSIGN_OR_RETURN(values_, weights_->FoldValues(layer_idx, nullptr, pool_));
-  KVL_RETURN_IF_ERROR(matrices_.qk.Unpack(layer.qk, pool_));
-  KVL_RETURN_IF_ERROR(matrices_.v.Unpack(values_->v, pool_));
-  KVL_RETURN_IF_ERROR(matrices_.o.Unpack(values_->o, pool_));
-  KVL_RETURN_IF_ERROR(matrices_.mlp_in.Unpack(layer.mlp_in, pool_));
-  KVL_RETURN_IF_ERROR(matrices_.down.Unpack(layer.down, pool_));
+  const std::pair<Matrix*, const Weight*> all[] = {{&matrices_.qk, &layer.qk},
+                                                   {&matrices_.v, &values_->v},
+                                                   {&matrices_.o, &values_->o},
+                                                   {&matrices_.mlp_in, &layer.mlp_in},
+                                                   {&matrices_.down, &layer.down}};
+  for (const auto& [matrix, weight] : all) {
+    matrix->packed = weight;
+    if (ways == Ways::kForward && TakesPacked(*weight)) continue;
+    KVL_RETURN_IF_ERROR(matrix->values.Unpack(*weight, pool_));
+  }
   layer_idx_ = layer_idx;
+  ways_ = ways;
   return OkStatus();
 }
 
@@ -92,12 +144,12 @@ RowNorm LayerPass::HeadNormOf(const NormWeights& norm) const {
 
 AttentionRows LayerPass::RowsThatAttend() {
   const int64_t q_width = int64_t{config().n_heads} * config().head_dim;
-  return {.q = forward_.qk.data(),
-          .q_stride = forward_.qk.width(),
-          .k = forward_.qk.data() + q_width,
-          .k_stride = forward_.qk.width(),
-          .v = forward_.v.data(),
-          .v_stride = forward_.v.width()};
+  return {.q = now_->qk.data(),
+          .q_stride = now_->qk.width(),
+          .k = now_->qk.data() + q_width,
+          .k_stride = now_->qk.width(),
+          .v = now_->v.data(),
+          .v_stride = now_->v.width()};
 }
 
 template <typename F>
@@ -123,8 +175,11 @@ void LayerPass::NormaliseTokensBack(const RowNorm& norm, const float* x, const f
   });
 }
 
-void LayerPass::MultiplyTokens(const FloatMatrix& w, const FloatTable& bias, Rows* from, Rows* to) {
-  MultiplyRows({.w = &w,
+void LayerPass::MultiplyTokens(const Matrix& w, const FloatTable& bias, Rows* from, Rows* to) {
+  if (TakesPacked(*w.packed)) {
+    return packed_.Run(*w.packed, bias, n_tokens_, from->data(), to->data());
+  }
+  MultiplyRows({.w = &w.values,
                 .n_rows = n_tokens_,
                 .from = from->data(),
                 .from_stride = from->width(),
@@ -133,12 +188,11 @@ void LayerPass::MultiplyTokens(const FloatMatrix& w, const FloatTable& bias, Row
                bias.empty() ? nullptr : bias.data(), pool_);
 }
 
-void LayerPass::MultiplyTokensBack(const FloatMatrix& w, const float* from, Rows* to,
-                                   bool accumulate) {
-  MultiplyRowsBack({.w = &w,
+void LayerPass::MultiplyTokensBack(const Matrix& w, const float* from, Rows* to, bool accumulate) {
+  MultiplyRowsBack({.w = &w.values,
                     .n_rows = n_tokens_,
                     .from = from,
-                    .from_stride = w.n_out(),
+                    .from_stride = w.values.n_out(),
                     .to = to->data(),
                     .to_stride = to->width(),
                     .accumulate = accumulate},
@@ -167,46 +221,61 @@ void LayerPass::ZeroDecisions(int n_heads, int64_t token_stride, float* rows) {
   }
 }
 
-void LayerPass::ProjectRows() {
+void LayerPass::ProjectRows(bool shows_queries) {
   const ModelConfig& c = config();
   const int n_rows = c.n_heads + c.n_kv_heads;
-  MultiplyTokens(matrices_.qk, layer().qk_bias, &forward_.normed, &forward_.qk);
-  MultiplyTokens(matrices_.v, values_->v_bias, &forward_.normed, &forward_.v);
+  MultiplyTokens(matrices_.qk, layer().qk_bias, &forward_.normed, &now_->qk);
+  MultiplyTokens(matrices_.v, values_->v_bias, &forward_.normed, &now_->v);
   if (c.norms.of_qk) {
-    std::copy_n(forward_.qk.data(), n_tokens_ * forward_.qk.width(), forward_.raw_qk.data());
+    std::copy_n(now_->qk.data(), n_tokens_ * now_->qk.width(), now_->raw_qk.data());
     ForTokens([&](Range tokens) {
       for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-        const int64_t q = t * forward_.qk.width(), k = q + int64_t{c.n_heads} * c.head_dim;
-        Normalise(*kernels_, HeadNormOf(layer().q_norm), c.n_heads, forward_.raw_qk.data() + q,
-                  forward_.qk.data() + q);
-        Normalise(*kernels_, HeadNormOf(layer().k_norm), c.n_kv_heads, forward_.raw_qk.data() + k,
-                  forward_.qk.data() + k);
+        const int64_t q = t * now_->qk.width(), k = q + int64_t{c.n_heads} * c.head_dim;
+        Normalise(*kernels_, HeadNormOf(layer().q_norm), c.n_heads, now_->raw_qk.data() + q,
+                  now_->qk.data() + q);
+        Normalise(*kernels_, HeadNormOf(layer().k_norm), c.n_kv_heads, now_->raw_qk.data() + k,
+                  now_->qk.data() + k);
       }
     });
   }
-  if (c.dmc.has_value()) ZeroDecisions(n_rows, forward_.qk.width(), forward_.qk.data());
-  CopyKeys(&shown_.k_pre_rows);
+  if (c.dmc.has_value()) ZeroDecisions(n_rows, now_->qk.width(), now_->qk.data());
+  CopyKeys(&now_->k_pre);
+  if (shows_queries) CopyHeads(0, &shown_.q_pre_rows);
   if (c.rope_dim() > 0)
-    Turn(n_rows, ropes_.of(layer_idx_).sin(0), forward_.qk.width(), forward_.qk.data());
+    Turn(n_rows, ropes_.of(layer_idx_).sin(0), now_->qk.width(), now_->qk.data());
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
-    ZeroDecisions(n_rows, forward_.qk.width(), forward_.qk.data());
+    ZeroDecisions(n_rows, now_->qk.width(), now_->qk.data());
   }
   CopyKeys(&shown_.k_post_rows);
+  if (shows_queries) CopyHeads(0, &shown_.q_post_rows);
 }
 
-void LayerPass::CopyKeys(Rows* to) {
-  const int64_t width = to->width(), stride = forward_.qk.width();
-  const float* const keys = forward_.qk.data() + stride - width;
-  for (int64_t t = 0; t < n_tokens_; ++t) {
-    std::copy_n(keys + t * stride, width, to->data() + t * width);
-  }
+void LayerPass::CopyHeads(int64_t column, Rows* to) {
+  const int64_t width = to->width(), stride = now_->qk.width();
+  const float* const from = now_->qk.data() + column;
+  ForTokens([&](Range tokens) {
+    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+      std::copy_n(from + t * stride, width, to->data() + t * width);
+    }
+  });
 }
 
-void LayerPass::RunAttention(const float* stream) {
+QkvView LayerPass::View() {
+  return {.layer_idx = layer_idx_,
+          .n_tokens = static_cast<int>(n_tokens_),
+          .positions = positions_.data(),
+          .q_pre = shown_.q_pre_rows.data(),
+          .q_post = shown_.q_post_rows.data(),
+          .k_pre = now_->k_pre.data(),
+          .k_post = shown_.k_post_rows.data(),
+          .v = now_->v.data()};
+}
+
+void LayerPass::RunAttention(const float* stream, bool shows_queries) {
   NormaliseTokens(NormOf(layer().attn_norm), stream, forward_.normed.data());
-  ProjectRows();
-  attention_.Run(RowsThatAttend(), forward_.attended.data());
-  MultiplyTokens(matrices_.o, values_->o_bias, &forward_.attended, &forward_.attention_out);
+  ProjectRows(shows_queries);
+  attention_.Run(RowsThatAttend(), now_->attended.data());
+  MultiplyTokens(matrices_.o, values_->o_bias, &now_->attended, &now_->attention_out);
 }
 
 void LayerPass::RunMlp(const float* from) {
@@ -217,10 +286,14 @@ void LayerPass::RunMlp(const float* from) {
   } else {
     NormaliseTokens(NormOf(layer().ffn_norm), from, forward_.ffn_normed.data());
   }
-  MultiplyTokens(matrices_.mlp_in, layer().mlp_in_bias, &forward_.ffn_normed, &forward_.up);
+  MultiplyTokens(matrices_.mlp_in, layer().mlp_in_bias, &forward_.ffn_normed, &now_->up);
+}
+
+void LayerPass::RunGate() {
+  const ModelConfig& c = config();
   ForTokens([&](Range tokens) {
     Gate(*kernels_, c.mlp, tokens.end - tokens.begin, c.ffn_dim,
-         forward_.up.data() + tokens.begin * forward_.up.width(),
+         now_->up.data() + tokens.begin * now_->up.width(),
          forward_.gated.data() + tokens.begin * forward_.gated.width());
   });
 }
@@ -237,13 +310,18 @@ void LayerPass::AddToStream(const NormWeights& norm, Rows* part, float* stream) 
   });
 }
 
-void LayerPass::Run(float* stream) {
+void LayerPass::Run(float* stream, QkvObserver* observer) {
   const bool is_parallel = config().parallel_block;
-  RunAttention(stream);
-  if (!is_parallel) AddToStream(layer().attn_out_norm, &forward_.attention_out, stream);
+  RunAttention(stream, observer != nullptr);
+  if (observer != nullptr) observer->Observe(View());
+  if (!is_parallel) {
+    AddToStream(layer().attn_out_norm, &now_->attention_out, stream);
+    std::copy_n(stream, n_tokens_ * config().hidden_dim, now_->middle.data());
+  }
   RunMlp(stream);
+  RunGate();
   MultiplyTokens(matrices_.down, layer().down_bias, &forward_.gated, &forward_.mlp_out);
-  if (is_parallel) AddToStream(layer().attn_out_norm, &forward_.attention_out, stream);
+  if (is_parallel) AddToStream(layer().attn_out_norm, &now_->attention_out, stream);
   AddToStream(layer().ffn_out_norm, &forward_.mlp_out, stream);
 }
 
@@ -256,14 +334,15 @@ const float* LayerPass::GradientOfPart(const NormWeights& norm, Rows* part, cons
 void LayerPass::RunMlpBack(const float* d_added) {
   const ModelConfig& c = config();
   if (c.norms.of_outputs) {
+    RunGate();
     MultiplyTokens(matrices_.down, layer().down_bias, &forward_.gated, &forward_.mlp_out);
   }
   MultiplyTokensBack(matrices_.down,
                      GradientOfPart(layer().ffn_out_norm, &forward_.mlp_out, d_added), &back_.gated,
                      false);
   ForTokens([&](Range tokens) {
-    const int64_t up = tokens.begin * forward_.up.width();
-    GateBack(c.mlp, tokens.end - tokens.begin, c.ffn_dim, forward_.up.data() + up,
+    const int64_t up = tokens.begin * now_->up.width();
+    GateBack(c.mlp, tokens.end - tokens.begin, c.ffn_dim, now_->up.data() + up,
              back_.gated.data() + tokens.begin * back_.gated.width(), back_.up.data() + up);
   });
   MultiplyTokensBack(matrices_.mlp_in, back_.up.data(), &back_.ffn_normed, false);
@@ -289,10 +368,10 @@ void LayerPass::TurnRowsBack() {
   if (!c.norms.of_qk) return;
   ForTokens([&](Range tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      const int64_t q = t * forward_.qk.width(), k = q + int64_t{c.n_heads} * c.head_dim;
-      NormaliseBack(HeadNormOf(layer().q_norm), c.n_heads, forward_.raw_qk.data() + q,
+      const int64_t q = t * now_->qk.width(), k = q + int64_t{c.n_heads} * c.head_dim;
+      NormaliseBack(HeadNormOf(layer().q_norm), c.n_heads, now_->raw_qk.data() + q,
                     back_.qk.data() + q, false, back_.qk.data() + q);
-      NormaliseBack(HeadNormOf(layer().k_norm), c.n_kv_heads, forward_.raw_qk.data() + k,
+      NormaliseBack(HeadNormOf(layer().k_norm), c.n_kv_heads, now_->raw_qk.data() + k,
                     back_.qk.data() + k, false, back_.qk.data() + k);
     }
   });
@@ -301,9 +380,9 @@ void LayerPass::TurnRowsBack() {
 void LayerPass::RunAttentionBack(const float* d_added) {
   const ModelConfig& c = config();
   MultiplyTokensBack(matrices_.o,
-                     GradientOfPart(layer().attn_out_norm, &forward_.attention_out, d_added),
+                     GradientOfPart(layer().attn_out_norm, &now_->attention_out, d_added),
                      &back_.attended, false);
-  attention_.RunBack(RowsThatAttend(), forward_.attended.data(), back_.attended.data(),
+  attention_.RunBack(RowsThatAttend(), now_->attended.data(), back_.attended.data(),
                      {.q = back_.qk.data(),
                       .q_stride = back_.qk.width(),
                       .k = back_.qk.data() + int64_t{c.n_heads} * c.head_dim,
@@ -320,14 +399,17 @@ void LayerPass::RunAttentionBack(const float* d_added) {
 RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
   const ModelConfig& c = config();
   const int64_t n_values = n_tokens_ * c.hidden_dim;
-  RunAttention(stream);
-  const float* mlp_from = stream;
-  if (!c.parallel_block) {
-    std::copy_n(stream, n_values, forward_.middle.data());
-    AddToStream(layer().attn_out_norm, &forward_.attention_out, forward_.middle.data());
-    mlp_from = forward_.middle.data();
+  const float* const mlp_from = c.parallel_block ? stream : now_->middle.data();
+  if (IsKept()) {
+    CopyKeys(&shown_.k_post_rows);
+  } else {
+    RunAttention(stream, /*shows_queries=*/false);
+    if (!c.parallel_block) {
+      std::copy_n(stream, n_values, now_->middle.data());
+      AddToStream(layer().attn_out_norm, &now_->attention_out, now_->middle.data());
+    }
+    RunMlp(mlp_from);
   }
-  RunMlp(mlp_from);
   RunMlpBack(gradient);
   const bool has_ffn_norm = !c.shared_norm;
   if (!c.parallel_block) {
@@ -349,8 +431,8 @@ RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
           .k_pre = shown_.far_k_pre.data(),
           .v = shown_.far_v.data(),
           .k_post_rows = shown_.k_post_rows.data(),
-          .k_pre_rows = shown_.k_pre_rows.data(),
-          .v_rows = forward_.v.data()};
+          .k_pre_rows = now_->k_pre.data(),
+          .v_rows = now_->v.data()};
 }
 
 }  // namespace kvlathe

@@ -1,18 +1,21 @@
-// A LayerPass takes one layer of the decoder over a whole window of tokens in F32, forwards and
-// back, without a cache. It computes what the steps of a LayerProgram (model/layer_program.h)
-// compute on an uncompressed cache.
+// A LayerPass takes one layer of the decoder over a whole window of tokens, forwards and back,
+// without a cache. All is F32 but for products forwards, which the machine computes as it does for
+// the model where that is faster (PackedProducts). It computes what the steps of a LayerProgram
+// (model/layer_program.h) compute on an uncompressed cache.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "base/cpu_features.h"
 #include "base/status.h"
 #include "base/threads.h"
 #include "calibration/gradients/attention_gradient.h"
 #include "calibration/gradients/products.h"
 #include "calibration/gradients/row_operators.h"
 #include "cpu/kernels/elementwise/elementwise.h"
+#include "model/observer.h"
 #include "model/rope.h"
 #include "model/weights.h"
 
@@ -33,28 +36,38 @@ struct RowGradients {
   const float* v_rows = nullptr;
 };
 
-// Memory: the weights of a layer in F32, and about 4 * (hidden_dim + mlp_rows + heads) numbers for
-// each token. Nothing is kept from one layer to the next.
+// What layers compute forwards is kept for their way back as far as it has this many bytes.
+inline constexpr int64_t kKeptLayerBytes = int64_t{1} << 30;
+
+// Memory: the weights of a layer in F32, about 4 * (hidden_dim + mlp_rows + heads) numbers for each
+// token, and what is kept of layers.
 class LayerPass {
  public:
-  // `newest` (RowGradients) may be 0: all queries count.
-  LayerPass(ModelWeights* weights, ThreadPool* pool, const ElementwiseKernels* kernels, int newest);
+  // `newest` (RowGradients) may be 0: all queries count. Of layers of which nothing is kept within
+  // `kept_bytes`, RunBack computes anew what it needs; gradients have the same bits.
+  LayerPass(ModelWeights* weights, ThreadPool* pool, Isa isa, int newest,
+            int64_t kept_bytes = kKeptLayerBytes);
 
   // Makes room for windows of so many tokens. kResourceExhausted when there is none.
   Status Prepare(int64_t n_tokens);
-  // Unpacks the weights of a layer, unless they are there; errors are those of
+  enum class Ways { kForward, kBoth };
+  // Unpacks what `ways` needs of the weights of a layer, unless it is there; errors are those of
   // ModelWeights::FoldValues.
-  Status Load(int layer_idx);
+  Status Load(int layer_idx, Ways ways);
 
   // Of the layer that was loaded: stream [n_tokens, hidden_dim] becomes what the layer makes of it.
-  void Run(float* stream);
-  // From what went into the layer and the gradient with respect to what came out, which becomes the
+  // Shows the rows of the window to `observer`, unless it is null.
+  void Run(float* stream, QkvObserver* observer = nullptr);
+  // Of a layer that was loaded for both ways, after Run of the same window: from what went into it
+  // and the gradient with respect to what came out, which becomes the
   // gradient with respect to what went in. Returns what rows of the layer get.
   RowGradients RunBack(const float* stream, float* gradient);
 
  private:
-  struct Matrices {
-    FloatMatrix qk, v, o, mlp_in, down;
+  // A matrix of the layer, as the machine has it and in F32 where a product takes it so.
+  struct Matrix {
+    const Weight* packed = nullptr;
+    FloatMatrix values;
   };
   // Rows of one kind, [n_tokens, width].
   class Rows {
@@ -79,51 +92,75 @@ class LayerPass {
   void NormaliseTokens(const RowNorm& norm, const float* x, float* y);
   void NormaliseTokensBack(const RowNorm& norm, const float* x, const float* dy, bool accumulate,
                            float* dx);
-  void MultiplyTokens(const FloatMatrix& w, const FloatTable& bias, Rows* from, Rows* to);
-  void MultiplyTokensBack(const FloatMatrix& w, const float* from, Rows* to, bool accumulate);
+  bool TakesPacked(const Weight& w) const {
+    return PackedProducts::AreFaster(w.type(), weights_->types().activations, isa_);
+  }
+  void MultiplyTokens(const Matrix& w, const FloatTable& bias, Rows* from, Rows* to);
+  void MultiplyTokensBack(const Matrix& w, const float* from, Rows* to, bool accumulate);
   // Turns the heads of rows that lie side by side to the positions of their tokens, in place; with
   // the sines that `Run` or, negated, the way back takes.
   void Turn(int n_heads, const float* sines, int64_t token_stride, float* rows);
-  // Copies the keys of qk, which lie dense then.
-  void CopyKeys(Rows* to);
+  // Copies columns of qk from `column` on, which lie dense then.
+  void CopyHeads(int64_t column, Rows* to);
+  void CopyKeys(Rows* to) { CopyHeads(now_->qk.width() - to->width(), to); }
+  QkvView View();
   void ZeroDecisions(int n_heads, int64_t token_stride, float* rows);
 
-  // The parts of Run, which leave what RunBack needs of them.
-  void RunAttention(const float* stream);
-  void ProjectRows();
+  // The parts of Run, which leave what RunBack needs of them. Queries are copied where they are to
+  // be shown.
+  void RunAttention(const float* stream, bool shows_queries);
+  void ProjectRows(bool shows_queries);
   void RunMlp(const float* from);
+  void RunGate();
   // Adds `part`, normalised where the model does that, to the stream.
   void AddToStream(const NormWeights& norm, Rows* part, float* stream);
   // The parts of RunBack. `d_added` is the gradient with respect to what was added to the stream.
   void RunMlpBack(const float* d_added);
   void RunAttentionBack(const float* d_added);
   void TurnRowsBack();
+  Status PrepareKept();
+  bool IsKept() const { return now_ != &kept_.back(); }
   const float* GradientOfPart(const NormWeights& norm, Rows* part, const float* d_added);
 
   ModelWeights* weights_;
   ThreadPool* pool_;
+  Isa isa_;
   const ElementwiseKernels* kernels_;
   int newest_;
+  PackedProducts packed_;
   LayerRopes ropes_;
   std::vector<std::vector<float>> negated_sines_;  // of the tables, [n_tokens, rope_dim / 2]
   WindowAttention attention_;
 
   int layer_idx_ = -1;
+  Ways ways_ = Ways::kForward;
   int64_t n_tokens_ = 0;
-  Matrices matrices_;
+  std::vector<int> positions_;  // [n_tokens]
+  struct {
+    Matrix qk, v, o, mlp_in, down;
+  } matrices_;
   std::shared_ptr<const ValueProjection> values_;
 
-  // What a layer computes on its way: heads of queries before those of keys in qk.
+  // What a layer computes on its way and its way back needs: heads of queries before those of keys
+  // in qk, keys before RoPE, the stream behind attention.
+  struct KeptRows {
+    Rows raw_qk, qk, k_pre, v, attended, attention_out, middle, up;
+  };
+  std::vector<KeptRows>
+      kept_;                 // of layers, as many as there is room for; the last one of all others
+  KeptRows* now_ = nullptr;  // of the layer that was loaded
+  int64_t kept_bytes_;
+  // The rest of what it computes.
   struct {
-    Rows normed, raw_qk, qk, v, attended, attention_out, middle, ffn_normed, up, gated, mlp_out;
+    Rows normed, ffn_normed, gated, mlp_out;
   } forward_;
   // Gradients with respect to it; `part` is what was added to the stream.
   struct {
     Rows normed, qk, v, attended, part, ffn_normed, up, gated;
   } back_;
-  // What RowGradients point to.
+  // What RowGradients and QkvView point to.
   struct {
-    Rows far_k_post, far_k_pre, far_v, k_post_rows, k_pre_rows;
+    Rows far_k_post, far_k_pre, far_v, k_post_rows, q_post_rows, q_pre_rows;
   } shown_;
 };
 

@@ -50,6 +50,25 @@ int32_t OutputHead::Draw(double uniform, float* logits, double* log_likelihood) 
   return static_cast<int32_t>(drawn);
 }
 
+Status OutputHead::MakeLogits(int64_t n, const float* normed, float* logits) {
+  const ModelConfig& c = weights_->config();
+  const Weight& head = weights_->lm_head();
+  if (PackedProducts::AreFaster(head.type(), weights_->types().activations, isa_)) {
+    KVL_RETURN_IF_ERROR(packed_.Prepare(n * c.hidden_dim, n * c.vocab_size));
+    packed_.Run(head, {}, n, normed, logits);
+    return OkStatus();
+  }
+  return ForVocabulary([&](int64_t begin) {
+    MultiplyRows({.w = &matrix_,
+                  .n_rows = n,
+                  .from = normed,
+                  .from_stride = c.hidden_dim,
+                  .to = logits + begin,
+                  .to_stride = c.vocab_size},
+                 nullptr, pool_);
+  });
+}
+
 Status OutputHead::RunSlice(std::span<const double> uniform, float* stream, DrawnTokens* drawn) {
   const ModelConfig& c = weights_->config();
   const int64_t hidden = c.hidden_dim, vocab = c.vocab_size, n = std::ssize(uniform);
@@ -61,15 +80,7 @@ Status OutputHead::RunSlice(std::span<const double> uniform, float* stream, Draw
   float* const normed = normed_.as<float>();
   float* const logits = logits_.as<float>();
   Normalise(*kernels_, norm, n, stream, normed);
-  KVL_RETURN_IF_ERROR(ForVocabulary([&](int64_t begin) {
-    MultiplyRows({.w = &matrix_,
-                  .n_rows = n,
-                  .from = normed,
-                  .from_stride = hidden,
-                  .to = logits + begin,
-                  .to_stride = vocab},
-                 nullptr, pool_);
-  }));
+  KVL_RETURN_IF_ERROR(MakeLogits(n, normed, logits));
   const size_t first = drawn->ids.size();
   drawn->ids.resize(first + n);
   std::vector<double> log_likelihoods(n);

@@ -23,8 +23,12 @@ struct DrawnTokens {
 // pieces, so that memory grows with neither tokens times vocabulary nor a whole matrix in F32.
 class OutputHead {
  public:
-  OutputHead(const ModelWeights* weights, ThreadPool* pool, const ElementwiseKernels* kernels)
-      : weights_(weights), pool_(pool), kernels_(kernels) {}
+  OutputHead(const ModelWeights* weights, ThreadPool* pool, Isa isa)
+      : weights_(weights),
+        pool_(pool),
+        isa_(isa),
+        kernels_(&GetElementwiseKernels(isa)),
+        packed_(&weights->machine(), pool) {}
 
   // Draws a token at every position from softmax(logits): `uniform` [n_tokens] in [0, 1) says
   // which. stream [n_tokens, hidden_dim] becomes the gradient of the sum of their log-likelihoods
@@ -35,6 +39,8 @@ class OutputHead {
   // Runs fn for every piece of the vocabulary, with the rows that are in matrix_.
   template <typename F>
   Status ForVocabulary(const F& fn);
+  // logits [n, vocab_size] of n normalised rows.
+  Status MakeLogits(int64_t n, const float* normed, float* logits);
   // Of [n_tokens] rows of `stream`; adds to what was drawn.
   Status RunSlice(std::span<const double> uniform, float* stream, DrawnTokens* drawn);
   // Logits become the gradient of the log-likelihood of the token that is drawn with `uniform`.
@@ -42,7 +48,9 @@ class OutputHead {
 
   const ModelWeights* weights_;
   ThreadPool* pool_;
+  Isa isa_;
   const ElementwiseKernels* kernels_;
+  PackedProducts packed_;
   FloatMatrix matrix_;
   int64_t matrix_begin_ = -1;  // the piece that matrix_ holds; -1: none
   Buffer normed_, logits_;     // [slice of tokens, hidden_dim], [slice of tokens, vocab_size]

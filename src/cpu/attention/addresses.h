@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/attention/attention.h"
+#include "cpu/attention/frames.h"
 #include "cpu/attention/latents.h"
 #include "cpu/kernels/attend/attend.h"
 #include "cpu/kernels/attend/resolve.h"
@@ -29,6 +30,9 @@ class JobAddresses {
     return packed_.n_runs > 0 || packed_.open.n_blocks > 0 ? &packed_ : nullptr;
   }
   const LatentHead& latents() const { return latents_; }
+  const TurningMean& mean() const { return mean_; }
+  // Without q, which is of an item.
+  const FramesOfHead& frames() const { return frames_; }
   const std::byte* q() const { return q_; }
   const std::byte* q_full() const { return q_full_; }
   const std::byte* merged_k() const { return merged_k_; }
@@ -46,6 +50,8 @@ class JobAddresses {
   PackedHead packed_;
   std::vector<PackedRun> runs_;
   LatentHead latents_;
+  TurningMean mean_;
+  FramesOfHead frames_;
   std::vector<LatentSlice> slices_;
   std::vector<BlockList> slice_blocks_;
   std::vector<std::vector<PackedRun>> slice_runs_;

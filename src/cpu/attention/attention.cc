@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/units.h"
 #include "cpu/attention/addresses.h"
+#include "cpu/attention/frames.h"
 #include "cpu/attention/latents.h"
 #include "cpu/attention/merged_rows.h"
 #include "cpu/attention/partial.h"
@@ -20,6 +21,12 @@ namespace {
 
 const std::byte* RowAt(const void* rows, int64_t row, int64_t stride, DType row_type) {
   return static_cast<const std::byte*>(rows) + row * stride * SizeOf(row_type);
+}
+
+int MostRows(const AttentionPlan& plan) {
+  int most = 0;
+  for (const WorkItem& item : plan.items) most = std::max(most, item.row_end - item.row_begin);
+  return most;
 }
 
 // What all items of a call share.
@@ -48,6 +55,7 @@ AttendParams BlockParams(const HeadJob& job, const JobAddresses& at, const WorkI
           .q_stride = job.q_stride,
           .blocks = at.blocks(),
           .packed = at.packed(),
+          .mean = at.mean(),
           .kv_begin = item.entry_begin,
           .kv_end = item.entry_end,
           .first_visible = job.first_visible + item.row_begin / job.gqa_group,
@@ -71,6 +79,14 @@ int64_t LatentScratchBytes(const CpuResidents& residents, const HeadJob& job,
                            .slices = slices,
                            .rotation = {.half = job.latents.rotation.half}};
   return LatentScratchBytes(job.shape, head, max_item_floats);
+}
+
+// The frames of an item's rows.
+FramesOfHead FramesOfItem(const HeadJob& job, const JobAddresses& at, const WorkItem& item) {
+  FramesOfHead frames = at.frames();
+  frames.q = RowAt(at.q_full(), item.row_begin, job.q_full_stride, job.shape.row_type);
+  frames.q_stride = job.q_full_stride;
+  return frames;
 }
 
 bool IsRotated(const HeadJob& job) {
@@ -169,6 +185,7 @@ struct Attention::State {
   bool is_deterministic = false;
   bool is_exact = false;
   Planner planner;
+  Linear linear;  // maps queries of frames
   const EntryScoreKernels& score_kernels;
   std::vector<JobSize> sizes;
   Buffer scratch;    // per worker: kAttendScratchBytes and two partial results
@@ -258,6 +275,9 @@ void Attention::State::RunItems(int worker_id) {
     if (!job.latents.empty()) {
       AttendLatents(kernels, {GetLatentReader(isa, job.shape.row_type), GetSealedReader(isa)},
                     at.latents(), params, {kernel_scratch, latent_scratch});
+    } else if (!job.frames.maps.empty()) {
+      AttendFrames(kernels, &linear, worker_id, FramesOfItem(job, at, item), params,
+                   {kernel_scratch, latent_scratch});
     } else if (IsRotated(job)) {
       AttendRotatedRuns(kernels, GetLatentReader(isa, job.shape.row_type), params,
                         {kernel_scratch, latent_scratch});
@@ -322,11 +342,15 @@ Attention::Attention(ThreadPool* pool, Isa isa, CpuDevice* memory, const CpuResi
                        .memory = memory,
                        .residents = *residents,
                        .planner = Planner(CostModelFor(isa)),
+                       .linear = Linear(pool, isa),
                        .score_kernels = GetEntryScoreKernels(isa)}) {}
 
 Attention::~Attention() = default;
 
-void Attention::set_deterministic(bool deterministic) { state_->is_deterministic = deterministic; }
+void Attention::set_deterministic(bool deterministic) {
+  state_->is_deterministic = deterministic;
+  state_->linear.set_deterministic(deterministic);
+}
 
 void Attention::set_exact(bool exact) { state_->is_exact = exact; }
 
@@ -358,6 +382,9 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
       s.latent_bytes = std::max(s.latent_bytes, LatentScratchBytes(s.residents, job, n_floats));
     } else if (IsRotated(job)) {
       s.latent_bytes = std::max(s.latent_bytes, RotatedScratchBytes(job.shape, n_floats));
+    } else if (!job.frames.maps.empty()) {
+      s.latent_bytes = std::max(s.latent_bytes, FrameScratchBytes(job.shape, job.frames.head_dim,
+                                                                  MostRows(plan), n_floats));
     }
   }
   s.worker_bytes = s.latent_bytes + kAttendScratchBytes + 2 * 4 * plan.max_item_floats;

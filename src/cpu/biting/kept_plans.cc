@@ -75,6 +75,7 @@ std::span<const HeadJob> KeptPlans::KeepJobs(std::span<const HeadJob> jobs) {
       KeepParts(&slice.packed);
     }
     job.latents.slices = *slices;
+    job.frames.maps = KeepAll(job.frames.maps);
     if (job.merged.n_closed != nullptr) {
       job.merged.n_closed =
           KeepAll(std::span(job.merged.n_closed, static_cast<size_t>(job.n_tokens))).data();

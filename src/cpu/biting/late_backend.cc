@@ -12,6 +12,11 @@ void LateBackend::set_deterministic(bool deterministic) {
   backend_.set_deterministic(deterministic);
 }
 
+void LateBackend::set_exact_rows(bool exact) {
+  KVL_CHECK(is_finished_);
+  backend_.set_exact_rows(exact);
+}
+
 StatusOr<StepReport> LateBackend::Finish() {
   queue_.Run();
   is_finished_ = true;

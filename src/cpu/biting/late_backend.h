@@ -20,6 +20,7 @@ class LateBackend : public Backend {
   // Said where a step begins: nothing may be left of the one before, of which the host would never
   // learn what came of it.
   void set_deterministic(bool deterministic) override;
+  void set_exact_rows(bool exact) override;
   StatusOr<StepReport> Finish() override;
   std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
   void MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) override;

@@ -236,7 +236,7 @@ void MakeCodebooks(Residents* residents, AttentionCase* c) {
 void MakeKeyMaps(const AttentionBenchOptions& options, Residents* residents, AttentionCase* c) {
   const std::optional<SealPlan>& seal = c->layout.seal;
   const bool turns_codes = seal.has_value() && seal->format.seals_keys_before_rope();
-  if (!turns_codes && !TurnWhenRead(c->keys)) return;
+  if (!turns_codes && !TurnWhenRead(c->keys) && !HasFrames(c->keys)) return;
   const int key_dim = options.head_dim / HeadsPerMap(c->keys);
   const int64_t n = BlocksOf(c->row.context) * kBlockSize * key_dim / 2;
   c->cos.assign(n, 1.0f);
@@ -256,6 +256,28 @@ void MakeKeyMaps(const AttentionBenchOptions& options, Residents* residents, Att
     LatentMap map(way_back, {}, options.head_dim, key_dim, shape.row_type, splits);
     c->maps.emplace_back(residents, residents->AddLatentMap(std::move(map)));
   }
+}
+
+// Random maps of queries, one for each KV head of the model, and angles that turn nothing.
+Status MakeFrameMaps(const AttentionBenchOptions& options, Residents* residents, AttentionCase* c) {
+  if (!HasFrames(c->keys)) return OkStatus();
+  const int n_joined = HeadsPerMap(c->keys), head_dim = options.head_dim / n_joined;
+  Random random(options.seed, 4);
+  std::vector<float> map;
+  for (const BlockShape& shape : c->layout.shapes) {
+    const int n_out = shape.rank_k + 2 * TurningPairs(c->keys);
+    map.resize(int64_t{n_out} * head_dim);
+    const double deviation = 1 / std::sqrt(head_dim);
+    for (float& x : map) x = static_cast<float>(deviation * random.Normal());
+    for (int i = 0; i < n_joined; ++i) {
+      KVL_ASSIGN_OR_RETURN(
+          Weight weight, Weight::Create(residents, n_out, head_dim, DenseWeights(shape.row_type)));
+      weight.WriteRows(0, n_out, DType::kF32, map.data(), head_dim);
+      c->frame_maps.push_back(weight.id());
+      c->frame_queries.push_back(std::move(weight));
+    }
+  }
+  return OkStatus();
 }
 
 // Votes go to tables that the layers share.
@@ -295,6 +317,7 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
   const int group = options.n_heads / options.n_kv_heads;
   const int64_t n_tokens = c->row.n_tokens, n_rows = n_tokens * group;
   const auto n_head_blocks = static_cast<size_t>(BlocksOf(c->row.context));
+  const int n_mean_weights = 2 * TurningPairs(c->keys);
   for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
     const int64_t head = static_cast<int64_t>(i) % options.n_kv_heads;
     const BlockShape& shape = c->layout.shapes[i];
@@ -304,8 +327,9 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
          .head_dim = options.head_dim,
          .gqa_group = group,
          .n_tokens = c->row.n_tokens,
-         .q = memory.places(memory.q.as<Bf16>() + head * n_rows * options.head_dim),
-         .q_stride = shape.rank_k,
+         .q = memory.places(memory.q.as<Bf16>() +
+                            head * n_rows * (options.head_dim + n_mean_weights)),
+         .q_stride = shape.rank_k + n_mean_weights,
          .blocks = std::span(c->blocks).subspan(i * n_head_blocks, n_head_blocks),
          .n_entries = c->lengths[i],
          .first_visible = c->lengths[i] - c->row.n_tokens + 1,
@@ -316,6 +340,19 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
         c->cos.empty() ? KeyRotationId()
                        : KeyRotationId{memory.places(c->cos.data()), memory.places(c->sin.data()),
                                        options.head_dim / HeadsPerMap(c->keys) / 2};
+    if (n_mean_weights > 0) c->jobs.back().mean = {rotation, n_mean_weights / 2};
+    if (HasFrames(c->keys)) {
+      const int n_joined = HeadsPerMap(c->keys);
+      HeadJob& job = c->jobs.back();
+      job.q_full = memory.places(memory.q.as<Bf16>());
+      job.q_full_stride = options.head_dim;
+      job.frames = {
+          .maps = std::span(c->frame_maps).subspan(i * n_joined, static_cast<size_t>(n_joined)),
+          .cos = rotation.cos,
+          .sin = rotation.sin,
+          .half = rotation.half,
+          .head_dim = options.head_dim / n_joined};
+    }
     if (!c->maps.empty()) {
       c->jobs.back().q_stride = options.head_dim;
       c->jobs.back().latents = {
@@ -402,7 +439,8 @@ AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, 
     const double n = std::min(c.row.n_tokens, c.lengths[i]);
     const double n_visible = n * (c.lengths[i] - n) + n * (n + 1) / 2;
     const int key_width = TurnWhenRead(c.keys) ? of_model.head_dim : shape.rank_k;
-    c.row.flops += 2.0 * (key_width + shape.rank_v) / c.n_layers * n_visible * group;
+    const int n_dots = key_width + 2 * TurningPairs(c.keys) + shape.rank_v;
+    c.row.flops += 2.0 * n_dots / c.n_layers * n_visible * group;
   }
   return c;
 }
@@ -432,6 +470,7 @@ Status BuildCase(const AttentionBenchOptions& of_model, BenchMemory* memory, Thr
   c->machine = memory->machine;
   MakeCodebooks(&c->machine->residents, c);
   MakeKeyMaps(options, &c->machine->residents, c);
+  KVL_RETURN_IF_ERROR(MakeFrameMaps(options, &c->machine->residents, c));
   MakeJobs(options, *memory, c);
   return AddVotes(options, c);
 }

@@ -41,6 +41,8 @@ struct AttentionCase {
   std::vector<float> cos, sin;  // by which all heads turn their keys, where they do
   Keys keys;
   std::vector<Resident<LatentMapId>> maps;  // [n_layers * n_kv_heads], of latent keys
+  std::vector<Weight> frame_queries;        // [n_layers * KV heads of the model], of keys in frames
+  std::vector<WeightId> frame_maps;         // the ids of these
   std::optional<RetentionPlan> retention;
   Buffer entries;  // positions and votes of the heads of a layer
   ScoreNoise noise;

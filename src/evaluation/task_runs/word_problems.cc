@@ -12,6 +12,9 @@
 namespace kvlathe {
 namespace {
 
+// A model may take a longer way to the answer than the reference does.
+constexpr int kWayTokens = 512;
+
 // Blank lines would end an output, and a shot.
 std::string WithoutBlankLines(std::string text) {
   size_t begin = 0;
@@ -198,6 +201,7 @@ StatusOr<TaskFile> ReadSet(const std::string& path, LineReader read, const FewSh
     TaskExample example;
     example.prompt = shots.text + Ask(solved, shots);
     example.references = {AnswerAfter(solved, shots)};
+    example.room_tokens = kWayTokens;
     file.examples.push_back(std::move(example));
     if (!solved.options.empty()) file.n_options.push_back(static_cast<int>(solved.options.size()));
     return OkStatus();

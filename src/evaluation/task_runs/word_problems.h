@@ -27,8 +27,9 @@ inline constexpr int kFileShots = 8;
 // GSM8K's train set: its first 8 lines.
 StatusOr<FewShots> ReadFewShots(const std::string& path);
 
-// {"question", "answer"}, where the answer ends in "#### 18". Metric final_answer, stop "\n\n".
-// Calculator annotations ("<<3*4=12>>") and blank lines are taken out of answers.
+// {"question", "answer"}, where the answer ends in "#### 18". Metric final_answer, stop "\n\n", and
+// room for 512 tokens, here and in AQuA. Calculator annotations ("<<3*4=12>>") and blank lines are
+// taken out of answers.
 StatusOr<TaskFile> ReadGsm8k(const std::string& path, const FewShots& shots);
 
 // The form of the usual chain-of-thought prompt, without shots: "Question: ...", "Option:", the

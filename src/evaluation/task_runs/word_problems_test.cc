@@ -32,6 +32,7 @@ TEST_F(WordProblemsTest, ReadsGsm8kWithoutShots) {
   EXPECT_EQ(file->metric, TaskMetric::kFinalAnswer);
   ASSERT_EQ(file->examples.size(), 2u);
   EXPECT_EQ(file->examples[0].prompt, "Q: What is 3 times 4?\nA:");
+  EXPECT_EQ(file->examples[0].room_tokens, 512);
   EXPECT_EQ(file->examples[0].references[0], " 3 * 4 = 12.\n#### 12");
   EXPECT_EQ(file->examples[1].references[0], " 12 + 1000 = $1012.\nSo.\n#### 1,012");
 }

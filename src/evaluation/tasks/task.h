@@ -30,7 +30,7 @@ enum class TaskMetric {
   // The choice with the highest log-likelihood is the reference, and so at each of the earlier
   // answers, given those before it.
   kChoice,
-  kFinalAnswer,   // the last number of the output equals the last number of the reference
+  kFinalAnswer,   // the number that the output says is the answer is the reference's
   kOptionLetter,  // the option that the output says is the answer, A to E, is the reference's
   kLineMatch,     // share of the reference's lines that the output has at the same place
   kFound,         // share of the references that stand somewhere in the output, as whole words

@@ -85,6 +85,18 @@ Status CheckClasses(const Spec& spec) {
   return OkStatus();
 }
 
+// What queries add for the mean that keys have lost is known by position, not by entry.
+Status CheckKeysByPosition(const Spec& spec) {
+  const auto& lathe = *spec.basis_as<LatheOptions>();
+  if (lathe.keys != LatheOptions::KeyRows::kBlock) return OkStatus();
+  const bool has_classes = lathe.has_classes;
+  if (spec.retention() == nullptr && !has_classes) return OkStatus();
+  return Error(kRefused,
+               "--kv '{}': keys=block finds the position of an entry by its place, and {} leaves "
+               "entries elsewhere; take keys=after or keys=before",
+               spec.text(), has_classes ? "classes=3" : spec.NameOf(Axis::kRetention));
+}
+
 // Rows whose basis is found online are those of sealed blocks.
 Status CheckGoesAlone(const Spec& spec, std::string_view what) {
   const Axis axis = spec.quantizer() != nullptr ? Axis::kQuantizer : Axis::kRetention;
@@ -99,6 +111,10 @@ Status CheckResident(const Spec& spec) {
   if (!IsResident(*spec.basis())) return OkStatus();
   const char* cause = nullptr;
   if (TurnWhenRead(spec.keys())) cause = "keys=before reads latents of one rank back as keys";
+  const auto* const lathe = spec.basis_as<LatheOptions>();
+  if (lathe != nullptr && lathe->keys == LatheOptions::KeyRows::kBlock) {
+    cause = "keys=block has queries of one rank; take keys=after";
+  }
   if (FactsOf(spec.sealing()).splits_bits)
     cause = "ratio chooses bits together with ranks; give rate, or bits=16";
   if (spec.quantizer_as<KvquantOptions>() != nullptr) {
@@ -137,6 +153,7 @@ Status CheckZack(const Spec& spec) {
 Status CheckSvdOnline(const Spec& spec) { return CheckGoesAlone(spec, "svd-online"); }
 
 Status CheckLathe(const Spec& spec) {
+  KVL_RETURN_IF_ERROR(CheckKeysByPosition(spec));
   KVL_RETURN_IF_ERROR(CheckLatents(spec));
   KVL_RETURN_IF_ERROR(CheckJoinedHeads(spec));
   KVL_RETURN_IF_ERROR(CheckClasses(spec));

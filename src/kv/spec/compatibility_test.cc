@@ -97,6 +97,11 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
     EXPECT_TRUE(TurnWhenRead(Spec::Parse(text)->keys()));
   }
+  for (const char* text : {"lathe(rate=0.5,keys=block)", "lathe(ratio=8,keys=block)+lowrank",
+                           "lathe(keys=block,heads=own)+kivi"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+    EXPECT_TRUE(HasFrames(Spec::Parse(text)->keys()));
+  }
   for (const char* text : {"lathe(ratio=8,classes=3)", "lathe(ratio=8,classes=3,keys=before)",
                            "lathe(ratio=8,classes=3)+snapkv"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
@@ -109,7 +114,10 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
         std::pair("lathe(ratio=8,classes=3,heads=own)+pool", "pool drops or merges"),
         std::pair("lathe(ratio=8,classes=3)+window", "window drops or merges"),
         std::pair("lathe(ratio=8,classes=3,keys=before)+snapkv", "take keys=after"),
-        std::pair("lathe(ratio=8,classes=3)+lowrank", "lowrank repairs runs")}) {
+        std::pair("lathe(ratio=8,classes=3)+lowrank", "lowrank repairs runs"),
+        std::pair("lathe(ratio=8,keys=block,classes=3)", "classes=3 leaves entries elsewhere"),
+        std::pair("lathe(keys=block)+h2o", "h2o leaves entries elsewhere"),
+        std::pair("lathe(ratio=8,keys=block)+window", "window leaves entries elsewhere")}) {
     const Status status = CheckSupported(*Spec::Parse(text));
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(std::string(status.message()), HasSubstr(cause));

@@ -77,11 +77,14 @@ struct LatheOptions {
   enum class Bits { kAuto, kMixed, k16 };
   enum class OpenRows { kAuto, k8, k16 };
   enum class Heads { kAuto, kJoint, kOwn };
+  // What is stored: keys after RoPE, latents of keys before it, or keys that are turned inside
+  // frames (format/keys.h).
+  enum class KeyRows { kAfterRope, kBeforeRope, kBlock };
   RankOptions ranks;
   Heads heads = Heads::kAuto;  // which KV heads have a map together
   bool is_resident = false;
   bool is_centred = true;
-  bool keys_before_rope = false;
+  KeyRows keys = KeyRows::kAfterRope;
   Bits bits = Bits::kAuto;
   // Of sealed blocks: scales of calibration alone, or one for K and one for V of each token too.
   StoredUnit unit = StoredUnit::kToken;

@@ -86,10 +86,11 @@ StageOptions ReadLathe(const KeyValues& values) {
   LatheOptions lathe{.ranks = ReadRanks(values),
                      .is_resident = values.Has("resident"),
                      .is_centred = values.Is("centre", "on"),
-                     .keys_before_rope = values.Is("keys", "before"),
                      .has_classes = values.Integer("classes") > 1,
                      .context = values.Integer("context"),
                      .runs = ReadRuns(values)};
+  if (values.Is("keys", "before")) lathe.keys = LatheOptions::KeyRows::kBeforeRope;
+  if (values.Is("keys", "block")) lathe.keys = LatheOptions::KeyRows::kBlock;
   if (values.Is("heads", "joint")) lathe.heads = LatheOptions::Heads::kJoint;
   if (values.Is("heads", "own")) lathe.heads = LatheOptions::Heads::kOwn;
   if (values.Is("bits", "mixed")) lathe.bits = LatheOptions::Bits::kMixed;

@@ -24,8 +24,10 @@ Keys KeysOf(const PaluOptions& options, int /*heads_per_map*/) {
 }
 Keys KeysOf(const EigenOptions& /*options*/, int /*heads_per_map*/) { return LatentKeys{}; }
 Keys KeysOf(const LatheOptions& options, int heads_per_map) {
-  if (options.keys_before_rope) return LatentKeys{.heads_per_map = heads_per_map};
-  return MappedKeys{heads_per_map};
+  if (options.keys == LatheOptions::KeyRows::kBeforeRope) {
+    return LatentKeys{.heads_per_map = heads_per_map};
+  }
+  return MappedKeys{heads_per_map, options.keys == LatheOptions::KeyRows::kBlock};
 }
 // Rows are whole until a sequence has found its basis, which its runs then bring with them.
 Keys KeysOf(const SvdOnlineOptions& /*options*/, int /*heads_per_map*/) { return TurnedKeys{}; }

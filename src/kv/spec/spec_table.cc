@@ -45,9 +45,10 @@ constexpr KeyInfo kCentre = {.name = "centre",
 constexpr KeyInfo kLatheKeyRows = {
     .name = "keys",
     .doc =
-        "keys as they are after RoPE, or latents of those before it, made into keys at every read",
+        "keys as they are after RoPE; turned inside frames of 256 positions (block); or latents of "
+        "those before RoPE, made into keys at every read",
     .default_text = "after",
-    .choices = "after|before"};
+    .choices = "after|block|before"};
 constexpr KeyInfo kLatheHeads = {
     .name = "heads",
     .doc =

@@ -132,6 +132,7 @@ TEST(Spec, ResidentIsRefusedWhereRowsHangOnRanks) {
   }
   for (const auto& [text, cause] :
        {std::pair("lathe(keys=before,resident=full)", "keys=before"),
+        std::pair("lathe(keys=block,resident=full)", "keys=block"),
         std::pair("lathe(ratio=4,resident=full)", "ratio"),
         std::pair("zack(resident=full)+kvquant", "kvquant"),
         std::pair("fdc(resident=full)+int8(hadamard=on)", "hadamard=on")}) {

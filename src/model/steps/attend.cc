@@ -20,6 +20,10 @@ Status AttendStep::Run(ForwardState* state) {
   }
   KVL_ASSIGN_OR_RETURN(const KeyRotationId rotation,
                        layer_.rotations->BlocksOf(layer_.idx, n_blocks));
+  frame_maps_.clear();
+  if (HasFrames(layout.keys)) {
+    for (const Weight& map : layer_.basis.query) frame_maps_.push_back(map.id());
+  }
   jobs_.clear();
   noises_.clear();
   noises_.reserve(state->steps().size() * n_kv_heads);  // jobs point to them
@@ -57,6 +61,10 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   job.n_tokens = n_new;
   AddQueries(place, g, a, &job);
   if (TurnWhenRead(layout.keys)) job.latents = LatentsOf(place, g);
+  if (HasFrames(layout.keys)) job.frames = FramesOf(place, g);
+  if (TurningPairs(layout.keys) > 0) {
+    job.mean = {place.rotation.From(place.first_block), TurningPairs(layout.keys)};
+  }
   const std::span<const ObjectId> blocks = head.blocks();
   job.blocks = blocks.subspan(std::min<size_t>(place.first_block, blocks.size()));
   if (layout.seal.has_value()) AddPacked(place, g, &job);
@@ -109,6 +117,22 @@ void AttendStep::AddSinks(const Place& place, int kv_head_idx, HeadJob* job) con
   }
   job->sinks.first_visible = place.step.first_position() + 1;
   if (!layout.SparesSinks()) job->sinks.window = job->window;
+}
+
+FrameIds AttendStep::FramesOf(const Place& place, int kv_head_idx) const {
+  const LayerRows& rows = layer_.rows;
+  const RotationTables& rotations = *layer_.rotations;
+  const int n_joined = rows.heads_per_map(), n_before = place.first_block * kBlockSize;
+  return {.maps = std::span(frame_maps_).subspan(kv_head_idx * n_joined, n_joined),
+          .key_offset = layer_.basis.key_offset[kv_head_idx].place(),
+          .cos = rotations.cos(layer_.idx),
+          .sin = rotations.sin(layer_.idx),
+          .half = rotations.rope_dim(layer_.idx) / 2,
+          .n_absolute = rotations.absolute_pairs(layer_.idx),
+          .way_back = rotations.way_back(layer_.idx),
+          .head_dim = rows.head_dim,
+          .first_position = layer_.layout->n_sink + n_before,
+          .first_place = n_before % kFramePositions};
 }
 
 LatentIds AttendStep::LatentsOf(const Place& place, int kv_head_idx) const {

@@ -29,6 +29,7 @@ class AttendStep : public LayerStep {
   void AddQueries(const Place& place, int kv_head_idx, Activations* a, HeadJob* job) const;
   void AddPacked(const Place& place, int kv_head_idx, HeadJob* job) const;
   void AddSinks(const Place& place, int kv_head_idx, HeadJob* job) const;
+  FrameIds FramesOf(const Place& place, int kv_head_idx) const;
   LatentIds LatentsOf(const Place& place, int kv_head_idx) const;
   // Says which rows of the job vote for entries, and how.
   void AddScores(const SequenceStep& step, int kv_head_idx, HeadJob* job);
@@ -40,7 +41,8 @@ class AttendStep : public LayerStep {
 
   std::vector<HeadJob> jobs_;
   std::vector<LatentSliceIds> slices_;  // of the jobs, where heads share latents
-  std::vector<ScoreNoise> noises_;      // of the jobs, where votes are noisy
+  std::vector<WeightId> frame_maps_;  // of queries by KV head of the model, where keys have frames
+  std::vector<ScoreNoise> noises_;    // of the jobs, where votes are noisy
 };
 
 }  // namespace kvlathe

@@ -15,6 +15,8 @@ RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens) {
                      .stride = rows.QkStride(),
                      .cos = layer.rotations->cos(layer.idx),
                      .sin = layer.rotations->sin(layer.idx),
+                     .key_cos = layer.rotations->cos(layer.idx),
+                     .key_sin = layer.rotations->sin(layer.idx),
                      .rope_dim = layer.rotations->rope_dim(layer.idx)};
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
     plan.zeroed_channel = c.dmc->is_last ? rows.head_dim - 1 : 0;
@@ -44,8 +46,11 @@ HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
     return head;
   }
   head.key_offset = basis.key_offset[g].place() + part * f32_row;
+  if (TurningPairs(rows.keys) > 0) {
+    head.turning_mean = basis.turning_mean[g].place() + part * f32_row;
+  }
   if (rows.maps_queries()) {
-    const int64_t width = rows.KeyWidth(g);
+    const int64_t width = rows.QueryWidth(g);
     head.query_map = basis.query[kv_head_idx].id();
     head.mapped_q = rows.Queries(a, g).first + part * group * width * element;
     head.mapped_q_stride = rows.gqa_group() * width;
@@ -65,6 +70,10 @@ Status RotateStep::Run(ForwardState* state) {
   RotatePlan plan = TurnsOf(layer_, a.tokens);
   plan.heads = heads_;
   if (TurnWhenRead(layer_.layout->keys)) plan.first_unturned = layer_.layout->n_sink;
+  plan.key_cos = layer_.rotations->key_cos(layer_.idx);
+  plan.key_sin = layer_.rotations->key_sin(layer_.idx);
+  plan.first_less_mean = layer_.layout->n_sink;
+  if (HasFrames(layer_.layout->keys)) plan.first_less_offset = layer_.layout->n_sink;
   plan.keys_per_map = KeysPerMap(layer_.rows.keys);
   plan.out_type = a.types.rows;
   state->backend->RotateAndMap(plan);

@@ -8,6 +8,7 @@
 
 #include "base/cpu_features.h"
 #include "format/codebook/codebook.h"
+#include "format/keys.h"
 #include "format/packed_layout.h"
 #include "format/rows/block_layout.h"
 
@@ -44,6 +45,15 @@ struct PackedHead {
   KeyRotation rotation;
 };
 
+// What queries add to the scores of all entries of blocks because keys have lost a mean there that
+// turns with their positions (format/keys.h): for each pair of channels a cosine and a sine of the
+// position, in the weights that the query row has behind its rank_k numbers: those of the cosines
+// of all pairs, then those of the sines.
+struct TurningMean {
+  KeyRotation rotation;  // of AttendParams::blocks
+  int n_pairs = 0;       // 0: no mean was taken off. A multiple of 8, at most kMostTurningPairs
+};
+
 // Query rows of one KV head over a range of its entries. Ranks are multiples of 16 and at most
 // MostChannels(); visible entries are finite. Blocks may lie anywhere; each is fetched while the
 // one before it is read.
@@ -56,13 +66,14 @@ struct AttendParams {
   BlockShape shape;
   int gqa_group = 1;
   int n_rows = 0;           // n_tokens * gqa_group
-  const void* q = nullptr;  // [n_rows, rank_k] row_type, not scaled
+  const void* q = nullptr;  // [n_rows, rank_k + 2 * mean.n_pairs] row_type, not scaled
   int64_t q_stride = 0;     // elements from row to row
   const std::byte* const* blocks =
       nullptr;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
   const PackedHead* packed = nullptr;  // null: every block is plain
-  int kv_begin = 0;                    // multiple of kBlockSize
-  int kv_end = 0;                      // exclusive; rows past it in the last block are never used
+  TurningMean mean;
+  int kv_begin = 0;        // multiple of kBlockSize
+  int kv_end = 0;          // exclusive; rows past it in the last block are never used
   int first_visible = 0;   // end of the entries that token 0 sees; may be negative (nothing seen)
   int window = kNoWindow;  // at least 1
   float sm_scale = 1;      // 1 / sqrt(original head_dim), > 0

@@ -17,5 +17,7 @@ extern const AttendKernels kAttendAmxBf16;
 void AppendF32(const AppendParams& params);
 void AppendBf16(const AppendParams& params);
 void AttendRowsAvx512(const AttendRowsParams& params);
+// Over Bf16 rows whose keys have lost a turning mean.
+void AttendTurningMeanAvx512(const AttendParams& params, std::byte* scratch);
 
 }  // namespace kvlathe

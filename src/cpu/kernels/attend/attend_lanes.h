@@ -31,11 +31,14 @@ constexpr int kPanelRows = 64;
 // Floats from a row of the scratch's q to the next. A constant, so that the rows of a tile have one
 // address; a line more than a power of two, so that rows lie in different sets of L1.
 constexpr int kQStride = kMaxRank + 16;
+// The same of the weights of a turning mean.
+constexpr int kMeanStride = 2 * kMostTurningPairs + 16;
 
 struct Scratch {
   alignas(64) float probs[kPanelRows][kBlockSize];
   alignas(64) float sums[kPanelRows][kLanes];
-  alignas(64) float q[kPanelRows * kQStride];  // as floats
+  alignas(64) float q[kPanelRows * kQStride];        // as floats
+  alignas(64) float mean[kPanelRows * kMeanStride];  // the weights behind them
   // Of a sealed block: the values of K and V, or the numbers of one of them.
   alignas(64) float values[2 * kBlockSize * kMaxRank];
   PanelWeights rounded;
@@ -268,6 +271,37 @@ void ScoreRows(const Panel& panel, const BlockView<Row>& block, bool is_first, i
   });
 }
 
+// Adds what the turning mean of keys adds to the scores of the rows of a tile against the tokens of
+// kCols vectors of sums.
+template <int kRows, int kCols>
+void AddMeanTile(const TurningMean& mean, int64_t offset, const float* weights, float* scores) {
+  Vec sums[kRows][kCols];
+  Clear(sums);
+  const float* const none = nullptr;
+  AddPairs<float>(Weights<kMeanStride>{weights}, mean.rotation.cos + offset, 2 * kBlockSize,
+                  mean.n_pairs / 2, none, sums);
+  AddPairs<float>(Weights<kMeanStride>{weights + mean.n_pairs}, mean.rotation.sin + offset,
+                  2 * kBlockSize, mean.n_pairs / 2, none, sums);
+  Unroll<kRows>([&](auto r) {
+    Unroll<kCols / Lines<float>::kVecs>([&](auto c) {
+      float* const score = scores + r.value * kBlockSize + kLanes * c.value;
+      Store(score, Load(score) + WholeSums<float>(sums[r.value], c.value));
+    });
+  });
+}
+
+template <int kRows>
+void AddMean(const Panel& panel, int block, int row, float* scores) {
+  using L = Lines<float>;
+  const TurningMean& mean = panel.p->mean;
+  const int64_t of_block = int64_t{block} * kBlockSize * mean.rotation.half;
+  const float* const weights = panel.scratch->mean + row * kMeanStride;
+  ForEachTile<TileCols<float, kRows>()>(kBlockSize / kLanes * L::kVecs, [&](auto cols, int col) {
+    AddMeanTile<kRows, cols.value>(mean, of_block + int64_t{col} * L::kVecElements, weights,
+                                   scores + col / L::kVecs * kLanes);
+  });
+}
+
 // Turns the scores of one row into probabilities against its maximum, which may rise. Tokens
 // outside [begin, end) of the block get probability 0, whatever their scores.
 KVL_INLINE void TurnIntoProbabilities(int begin, int end, float log2_scale, RowState* row,
@@ -354,6 +388,9 @@ void AttendBlock(const Panel& panel, const Block& block, int first_row) {
     n = RowsOfTile(block, panel.n_rows - row);
     WithCount<kMostRowsOf<Block>>(n, [&](auto rows) {
       ScoreRows<rows.value>(panel, block, row == first_row, row, scratch->probs[row]);
+      if (p.mean.n_pairs > 0) {
+        AddMean<rows.value>(panel, block.first_entry / kBlockSize, row, scratch->probs[row]);
+      }
     });
     for (int r = row; r < row + n; ++r) {
       if (p.scores != nullptr) {
@@ -436,7 +473,8 @@ void AttendPanel(const Panel& panel) {
     ClearRow(panel.RowOfO(row), p.shape.rank_v);
   }
   SealedBlocks sealed = {.p = &p, .values = scratch->values};
-  constexpr bool kReadsCodes = sizeof(Row) == 2;  // F32 rows want F32 sums
+  // F32 rows want F32 sums; with AVX-512, codes of Bf16 rows are read by other kernels.
+  constexpr bool kReadsCodes = sizeof(Row) == 2 && kLanes == 8;
   const int64_t key_elements = int64_t{kBlockSize} * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   ForgetQueries(&scratch->rounded);
@@ -475,6 +513,10 @@ KVL_INLINE void PointToQ(const Row* q, Panel* panel) {
     float* to = panel->scratch->q + row * kQStride;
     for (int r = 0; r < panel->p->shape.rank_k; r += kLanes) {
       Store(to + r, Lines<Row>::Row(from + r));
+    }
+    float* mean = panel->scratch->mean + row * kMeanStride;
+    for (int i = 0; i < 2 * panel->p->mean.n_pairs; i += kLanes) {
+      Store(mean + i, Lines<Row>::Row(from + panel->p->shape.rank_k + i));
     }
   }
   panel->q = panel->scratch->q;

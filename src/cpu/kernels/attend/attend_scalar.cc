@@ -35,6 +35,20 @@ void ScoreBlock(const Q* q, const T* k, int rank_k, int n_valid, float* scores) 
   }
 }
 
+// Adds what the mean of turned keys adds to the scores of a block. `weights` lie behind a query.
+template <typename Q>
+void AddTurningMean(const TurningMean& mean, int block, const Q* weights, int n_valid,
+                    float* scores) {
+  const KeyRotation of_block = mean.rotation.From(block);
+  for (int i = 0; i < mean.n_pairs; ++i) {
+    const float of_cos = ToFloat(weights[i]), of_sin = ToFloat(weights[mean.n_pairs + i]);
+    for (int t = 0; t < n_valid; ++t) {
+      const int64_t at = KeyOffset(t, i);
+      scores[t] += of_cos * of_block.cos[at] + of_sin * of_block.sin[at];
+    }
+  }
+}
+
 struct Tokens {  // of a block
   int begin, end;
 };
@@ -58,7 +72,11 @@ void AttendBlock(const AttendParams& p, int begin, const T* k) {
     const int first = std::max(0, end - p.window - begin);  // earlier ones left the window
     if (first >= n_valid) continue;
     float scores[kBlockSize];
-    ScoreBlock(static_cast<const Q*>(p.q) + row * p.q_stride, k, rank_k, n_valid, scores);
+    const Q* const q = static_cast<const Q*>(p.q) + row * p.q_stride;
+    ScoreBlock(q, k, rank_k, n_valid, scores);
+    if (p.mean.n_pairs > 0) {
+      AddTurningMean(p.mean, begin / kBlockSize, q + rank_k, n_valid, scores);
+    }
     if (p.scores != nullptr) {
       std::copy_n(scores, n_valid, p.scores + row * p.scores_stride + begin - p.kv_begin);
     }

@@ -69,6 +69,7 @@ struct Shape {
   int first_visible = 64;
   int window = kNoWindow;
   double q_sigma = 1;  // scores have about this standard deviation
+  int n_pairs = 0;     // of a turning mean
 
   std::string Describe() const {
     return fmt::format(
@@ -84,7 +85,7 @@ struct Problem {
         block_shape{shape.rank_k, shape.rank_v, row_type},
         random(seed),
         n_rows(shape.n_tokens * shape.gqa_group),
-        q_stride(shape.rank_k + 7),
+        q_stride(shape.rank_k + 2 * shape.n_pairs + 7),
         q(RandomRows(int64_t{n_rows} * q_stride, row_type, shape.q_sigma, 0, random)),
         k(RandomRows(int64_t{shape.kv_end} * shape.rank_k, row_type, 1, 0, random)),
         v(RandomRows(int64_t{shape.kv_end} * shape.rank_v, row_type, 1, 0.5, random)) {
@@ -94,6 +95,11 @@ struct Problem {
     memory = Buffer::Allocate(n_blocks * step + 64, "test blocks").value();
     std::memset(memory.data(), 0xff, memory.n_bytes());
     for (int b = 0; b < n_blocks; ++b) blocks.push_back(memory.data() + (n_blocks - 1 - b) * step);
+    for (std::vector<float>* table : {&cos, &sin}) {
+      for (int i = 0; i < n_blocks * kBlockSize * kHalf; ++i) {
+        table->push_back(static_cast<float>(random.Normal()));
+      }
+    }
     const AttendKernels& append = GetAttendKernels(Isa::kScalar, row_type);
     for (int t = 0; t < shape.kv_end; t += kBlockSize) {
       append.append({.shape = block_shape,
@@ -109,7 +115,7 @@ struct Problem {
   AttendRefResult Reference() const {
     AttendRefParams ref{.n_rows = n_rows,
                         .gqa_group = shape.gqa_group,
-                        .rank_k = shape.rank_k,
+                        .rank_k = shape.rank_k + 2 * shape.n_pairs,
                         .rank_v = shape.rank_v,
                         .kv_begin = shape.kv_begin,
                         .kv_end = shape.kv_end,
@@ -117,14 +123,33 @@ struct Problem {
                         .window = shape.window,
                         .sm_scale = SmScale(),
                         .q = {},
-                        .k = k.values,
+                        .k = KeysWithAngles(),
                         .v = v.values};
     for (int row = 0; row < n_rows; ++row) {
       const auto begin = q.values.begin() + int64_t{row} * q_stride;
-      ref.q.insert(ref.q.end(), begin, begin + shape.rank_k);
+      ref.q.insert(ref.q.end(), begin, begin + ref.rank_k);
     }
     return AttendRef(ref);
   }
+  // A turning mean is as many channels more, whose keys are cosines and sines.
+  std::vector<double> KeysWithAngles() const {
+    std::vector<double> keys;
+    for (int64_t t = 0; t < shape.kv_end; ++t) {
+      const auto row = k.values.begin() + t * shape.rank_k;
+      keys.insert(keys.end(), row, row + shape.rank_k);
+      const int64_t of_block = t / kBlockSize * kBlockSize * kHalf;
+      for (const std::vector<float>* table : {&cos, &sin}) {
+        for (int i = 0; i < shape.n_pairs; ++i) {
+          keys.push_back((*table)[of_block + KeyOffset(static_cast<int>(t % kBlockSize), i)]);
+        }
+      }
+    }
+    return keys;
+  }
+  TurningMean Mean() const {
+    return {{.cos = cos.data(), .sin = sin.data(), .half = kHalf}, shape.n_pairs};
+  }
+  static constexpr int kHalf = 24;  // pairs that the tables have
   float SmScale() const { return 1.0f / std::sqrt(static_cast<float>(shape.rank_k)); }
 
   Shape shape;
@@ -135,6 +160,7 @@ struct Problem {
   Rows q, k, v;
   Buffer memory;
   std::vector<std::byte*> blocks;
+  std::vector<float> cos, sin;  // [n_blocks][kHalf / 2][kBlockSize][2]
 };
 
 struct Partial {
@@ -166,6 +192,7 @@ Partial RunAttend(const AttendKernels& kernels, const Problem& problem, int kv_b
                   .q = problem.q.bytes.data(),
                   .q_stride = problem.q_stride,
                   .blocks = problem.blocks.data(),
+                  .mean = problem.Mean(),
                   .kv_begin = kv_begin,
                   .kv_end = kv_end,
                   .first_visible = problem.shape.first_visible,
@@ -240,6 +267,22 @@ TEST(Attend, DecodeMatchesReferenceForEveryGroupSize) {
     CheckAllSets(
         {.rank_k = 128, .rank_v = 128, .gqa_group = group, .kv_end = 300, .first_visible = 300},
         group);
+  }
+}
+
+TEST(Attend, ATurningMeanAddsToTheScores) {
+  for (const int group : {1, 2, 3, 5, 9, 70}) {
+    for (const int n_pairs : {8, 16}) {
+      CheckAllSets({.rank_k = 48,
+                    .rank_v = 80,
+                    .n_tokens = 3,
+                    .gqa_group = group,
+                    .kv_begin = 64,
+                    .kv_end = 300,
+                    .first_visible = 297,
+                    .n_pairs = n_pairs},
+                   group);
+    }
   }
 }
 

@@ -41,4 +41,10 @@ void PackedMatrix::UnpackRow(int64_t out, float* row) const {
   format_->Unpack(size_, data_, out, row);
 }
 
+void PackedMatrix::UnpackRows(int64_t first_out, int64_t n_rows, float* rows) const {
+  KVL_CHECK_GE(first_out, 0);
+  KVL_CHECK_LE(first_out + n_rows, size_.n_out);
+  format_->UnpackRows(size_, data_, first_out, n_rows, rows);
+}
+
 }  // namespace kvlathe

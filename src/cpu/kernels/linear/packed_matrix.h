@@ -35,6 +35,8 @@ class PackedMatrix {
 
   // Row `out` of W as float, for folding and tests.
   void UnpackRow(int64_t out, float* row) const;
+  // Rows [first_out, first_out + n_rows) as float [n_rows, n_in]; whole groups of 64 are faster.
+  void UnpackRows(int64_t first_out, int64_t n_rows, float* rows) const;
 
   int64_t n_out() const { return size_.n_out; }
   int64_t n_in() const { return size_.n_in; }

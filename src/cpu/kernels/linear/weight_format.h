@@ -66,6 +66,11 @@ class WeightFormat {
   // Row `out` of W as float [n_in].
   virtual void Unpack(const MatrixSize& size, const std::byte* w, int64_t out,
                       float* row) const = 0;
+  // Rows [first_out, first_out + n_rows) of W as float [n_rows, n_in].
+  virtual void UnpackRows(const MatrixSize& size, const std::byte* w, int64_t first_out,
+                          int64_t n_rows, float* rows) const {
+    for (int64_t r = 0; r < n_rows; ++r) Unpack(size, w, first_out + r, rows + r * size.n_in);
+  }
   // Lets a part begin with output first_out, a multiple of kOutBlock: sets w and w_stride.
   virtual void PlacePart(const MatrixSize& size, const std::byte* w, int64_t first_out,
                          LinearPart* part) const = 0;

@@ -42,9 +42,10 @@ void CpuResidents::WriteBlocks(const WeightId& weight, int64_t first_out, int64_
   weights_.find(weight.number)->second.matrix.PackBlocks({first_out, n_rows, blocks, row_bytes});
 }
 
-void CpuResidents::ReadRow(const WeightId& weight, int64_t out, float* row) {
+void CpuResidents::ReadRows(const WeightId& weight, int64_t first_out, int64_t n_rows,
+                            float* rows) {
   const CpuAccess access(*memory_);
-  At(weight)->UnpackRow(out, row);
+  At(weight)->UnpackRows(first_out, n_rows, rows);
 }
 
 int64_t CpuResidents::BytesOf(const WeightId& weight) const { return At(weight)->n_bytes(); }

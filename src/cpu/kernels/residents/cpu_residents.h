@@ -25,7 +25,7 @@ class CpuResidents : public Residents {
                  const void* rows, int64_t row_stride) override;
   void WriteBlocks(const WeightId& weight, int64_t first_out, int64_t n_rows,
                    const std::byte* blocks, int64_t row_bytes) override;
-  void ReadRow(const WeightId& weight, int64_t out, float* row) override;
+  void ReadRows(const WeightId& weight, int64_t first_out, int64_t n_rows, float* rows) override;
   int64_t BytesOf(const WeightId& weight) const override;
   void Remove(const WeightId& weight) override;
   StatusOr<TableId> AddTable(HostTable table) override;

@@ -328,7 +328,8 @@ void AttendPanel(const Panel& panel) {
 
 template <typename Tiles>
 void AttendWithTiles(const AttendParams& p, std::byte* scratch) {
-  if (p.packed != nullptr || p.n_rows < kMinTileRows || p.shape.rank_k < kStepDims) {
+  const bool has_other_blocks = p.packed != nullptr || p.mean.n_pairs > 0;
+  if (has_other_blocks || p.n_rows < kMinTileRows || p.shape.rank_k < kStepDims) {
     return kAttendAvx512Bf16.attend(p, scratch);
   }
   const int first_row = ClearRowsThatSeeNothing(p);

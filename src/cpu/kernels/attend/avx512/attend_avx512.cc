@@ -389,6 +389,7 @@ void AttendPanel(const Panel& panel) {
 }
 
 void Attend(const AttendParams& p, std::byte* scratch) {
+  if (p.mean.n_pairs > 0) return AttendTurningMeanAvx512(p, scratch);
   const bool reads_packed = p.packed != nullptr && !HasCodebooks(p);
   const int panel_rows = reads_packed ? PanelRowsOf(*p.packed) : kPanelRows;
   for (int row = ClearRowsThatSeeNothing(p); row < p.n_rows; row += panel_rows) {

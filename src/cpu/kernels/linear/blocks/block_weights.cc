@@ -53,6 +53,25 @@ class BlockWeightFormat : public WeightFormat {
     }
   }
 
+  void UnpackRows(const MatrixSize& size, const std::byte* w, int64_t first_out, int64_t n_rows,
+                  float* rows) const override {
+    static const Isa isa = SelectIsa().value_or(Isa::kScalar);
+    std::vector<float> panel(kOutBlock * size.n_in);
+    for (int64_t r = 0; r < n_rows;) {
+      float* const to = rows + r * size.n_in;
+      if ((first_out + r) % kOutBlock != 0 || n_rows - r < kOutBlock) {
+        Unpack(size, w, first_out + r, to);
+        ++r;
+        continue;
+      }
+      const std::byte* const groups = w + (first_out + r) / kGroupOuts * Stride(size);
+      Widen({type_, size.n_in, groups, Stride(size)}, isa, /*is_bf16=*/false,
+            reinterpret_cast<std::byte*>(panel.data()));
+      TransposePanel(panel.data(), size.n_in, to);
+      r += kOutBlock;
+    }
+  }
+
   void PlacePart(const MatrixSize& size, const std::byte* w, int64_t first_out,
                  LinearPart* part) const override {
     part->w_stride = Stride(size);
@@ -102,6 +121,18 @@ class BlockWeightFormat : public WeightFormat {
       of_panel.bias = part.bias == nullptr ? nullptr : part.bias + out;
       of_panel.y = static_cast<std::byte*>(part.y) + out * SizeOf(part.y_type);
       dense.Multiply(of_panel, worker);
+    }
+  }
+
+  // rows [kOutBlock, n_in] of panel [n_in, kOutBlock].
+  static void TransposePanel(const float* panel, int64_t n_in, float* rows) {
+    constexpr int64_t kTile = 16;  // inputs at a time: lines of both sides stay in L1
+    for (int64_t begin = 0; begin < n_in; begin += kTile) {
+      const int64_t end = std::min(begin + kTile, n_in);
+      for (int64_t out = 0; out < kOutBlock; ++out) {
+        for (int64_t in = begin; in < end; ++in)
+          rows[out * n_in + in] = panel[in * kOutBlock + out];
+      }
     }
   }
 

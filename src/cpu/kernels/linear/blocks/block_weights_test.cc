@@ -90,6 +90,14 @@ TEST(BlockWeightsTest, RowsComeBackAsTheFileHasThem) {
       ASSERT_EQ(std::memcmp(row.data(), &w.numbers[out * w.n_in], w.n_in * sizeof(float)), 0)
           << "row " << out;
     }
+    // All at once: a group of 64, and what is left.
+    std::vector<float> rows(w.n_out * w.n_in);
+    w.packed.UnpackRows(0, w.n_out, rows.data());
+    for (size_t i = 0; i < rows.size(); ++i) ASSERT_FLOAT_EQ(rows[i], w.numbers[i]) << i;
+    w.packed.UnpackRows(3, 70, rows.data());
+    for (int64_t i = 0; i < 70 * w.n_in; ++i) {
+      ASSERT_FLOAT_EQ(rows[i], w.numbers[3 * w.n_in + i]) << i;
+    }
   }
 }
 

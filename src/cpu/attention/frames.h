@@ -1,0 +1,49 @@
+// Attention to blocks whose keys are turned inside frames (format/keys.h): queries are turned back
+// by the start of a frame and mapped for each frame, whose blocks are then attended to as they lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cpu/kernels/attend/attend.h"
+#include "cpu/kernels/linear/linear.h"
+
+namespace kvlathe {
+
+// The frames of a job: FrameIds (machine/attention/head_job.h) with addresses.
+struct FramesOfHead {
+  std::vector<const PackedMatrix*> maps;  // empty: there are no frames
+  const float* key_offset = nullptr;      // [maps.size(), head_dim], or null
+  const float* cos = nullptr;             // [position][half]
+  const float* sin = nullptr;
+  int half = 0;
+  int n_absolute = 0;
+  float way_back = 1;  // 1 / (cos^2 + sin^2)
+  int head_dim = 0;
+  int first_position = 0;
+  int first_place = 0;
+  // Queries before any basis, [n_rows, maps.size() * head_dim] row_type of the rows of the call;
+  // row t * gqa_group + h is zero but for the head_dim numbers of its map, those of the heads of
+  // which h is one: gqa_group / maps.size() to a map, in their order.
+  const std::byte* q = nullptr;
+  int64_t q_stride = 0;
+};
+
+// Bytes of scratch for calls with n_rows rows at most, whose partial results take max_item_floats.
+int64_t FrameScratchBytes(const BlockShape& shape, int head_dim, int n_rows,
+                          int64_t max_item_floats);
+
+struct FrameScratch {
+  std::byte* kernel = nullptr;  // kAttendScratchBytes
+  std::byte* own = nullptr;     // FrameScratchBytes, 64-byte aligned
+};
+
+// Does what kernels.attend does. Of params.q only the weights of the turning mean are read. There
+// are no scores.
+void AttendFrames(const AttendKernels& kernels, Linear* linear, int worker_id,
+                  const FramesOfHead& frames, const AttendParams& params,
+                  const FrameScratch& scratch);
+
+}  // namespace kvlathe
