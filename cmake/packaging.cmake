@@ -11,7 +11,7 @@ set(deploy ${CMAKE_SOURCE_DIR}/deploy)
 install(TARGETS kvlathe)
 install(FILES ${CMAKE_SOURCE_DIR}/share/calibration.txt ${CMAKE_SOURCE_DIR}/share/sample.txt
   DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/share/chat_templates DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/share/chat_templates ${CMAKE_SOURCE_DIR}/share/maps DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
 install(FILES ${deploy}/haproxy/haproxy.cfg DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe/haproxy)
 install(PROGRAMS ${deploy}/replicas.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
 

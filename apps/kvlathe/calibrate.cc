@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <system_error>
 
+#include "analysis/bases/lathe_maps.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/units.h"
 #include "calibration/fingerprint.h"
@@ -24,6 +26,7 @@ struct CalibrateOptions {
   std::string random_model;
   std::string output;
   std::string kv;
+  std::string maps;  // KeyRows by name: only lathe's maps are written
 };
 
 int64_t PeakResidentBytes() {
@@ -38,7 +41,41 @@ std::string OutputOf(const CalibrateOptions& options, const Workspace& workspace
   return BesideModel(workspace.options().model, StatisticsFileName(options.run.Merging()));
 }
 
+// Of options.maps, which is one of the names.
+KeyRows KeysOfMaps(const CalibrateOptions& options) {
+  for (const KeyRows rows : kAllKeyRows) {
+    if (options.maps == NameOf(rows)) return rows;
+  }
+  KVL_CHECK(false);
+}
+
+Status WriteResult(const CalibrateOptions& options, const CalibrationStatistics& statistics,
+                   const std::string& path) {
+  if (!options.maps.empty()) return WriteLatheMaps(statistics, KeysOfMaps(options), path);
+  return WriteStatistics(statistics, path);
+}
+
+// With --basis: lathe's maps of statistics that are there.
+Status WriteMapsOfFile(const CalibrateOptions& options) {
+  if (options.output.empty()) {
+    return Error(StatusCode::kInvalidArgument, "-o FILE: where the maps of {} go",
+                 options.model.basis);
+  }
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
+                       ReadStatisticsOrMaps(options.model.basis));
+  KVL_RETURN_IF_ERROR(WriteResult(options, statistics, options.output));
+  fmt::print("{}: maps for lathe(keys={}) of {}\n", options.output, options.maps,
+             options.model.basis);
+  return OkStatus();
+}
+
 Status RunCalibrate(CalibrateOptions options) {
+  if (!options.model.basis.empty()) return WriteMapsOfFile(options);
+  if (!options.maps.empty() && options.output.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--maps: give -o FILE; other methods need all of the statistics, which would not "
+                 "be beside the model then");
+  }
   if (!options.kv.empty()) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(options.kv));
     KVL_RETURN_IF_ERROR(CheckSupported(spec));
@@ -75,7 +112,7 @@ Status RunCalibrate(CalibrateOptions options) {
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics,
                        RunCalibration(workspace.get(), options.run, &times));
   if (!path.empty()) {
-    KVL_RETURN_IF_ERROR(WriteStatistics(statistics, path));
+    KVL_RETURN_IF_ERROR(WriteResult(options, statistics, path));
     std::error_code ignored;  // there may be none
     std::filesystem::remove(options.run.checkpoint_path, ignored);
   }
@@ -135,6 +172,12 @@ void AddCalibrateVerb(Verbs* verbs) {
   verb->add_option("--kv", options->kv,
                    "a spec with dmc or pool: statistics of the entries that it merges, for "
                    "bases that go with it");
+  verb->add_option("--maps", options->maps,
+                   "write only what lathe needs with these keys, a fiftieth of the bytes; with "
+                   "--basis FILE of what that file holds, without calibrating")
+      ->check(CLI::IsMember({"after", "block", "before"}));
+  verb->add_option("--basis", options->model.basis, "with --maps: a file of statistics to read")
+      ->needs("--maps");
   verb->add_option("-s,--seed", options->run.seed, "seed of the random tokens")
       ->capture_default_str();
   verb->add_option(

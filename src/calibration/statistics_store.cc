@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "analysis/bases/lathe_maps.h"
 #include "base/units.h"
 #include "calibration/fingerprint.h"
 #include "format/keys.h"
@@ -19,9 +20,15 @@ namespace {
 
 StatusOr<CalibrationStatistics> ReadMatching(const std::string& path,
                                              const StatisticsRequest& request) {
-  KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, ReadStatistics(path));
+  KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, ReadStatisticsOrMaps(path));
   KVL_RETURN_IF_ERROR(CheckStatisticsMatch(statistics, path, request.shape, request.model_hash,
                                            request.rope, request.merging));
+  if (statistics.maps_of.has_value() && statistics.maps_of != request.maps_of) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: maps for lathe(keys={}) alone, without accuracy; leave --basis out, or write "
+                 "statistics with kvlathe calibrate",
+                 path, NameOf(*statistics.maps_of));
+  }
   if (request.contents.across_heads && statistics.k_pre_across_heads.empty()) {
     return Error(StatusCode::kInvalidArgument,
                  "{}: no Gram matrices across KV heads, which palu needs where they share latents; "
@@ -196,7 +203,7 @@ StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
   if (!found.path.empty()) {
     KVL_ASSIGN_OR_RETURN(found.statistics, ReadMatching(found.path, request));
     const int n_positions = found.statistics.source.n_positions;
-    if (n_positions < request.context_positions) {
+    if (n_positions < request.context_positions && !request.any_positions) {
       AddWarning(fmt::format("{}: calibrated for contexts of {} tokens; in longer ones caches of "
                              "keys after RoPE may lose all accuracy. Write a new one with kvlathe "
                              "calibrate and the context in use (-c), or give a -c of {} here",
@@ -216,6 +223,15 @@ StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
       return found;
     }
     AddWarning(MessageOf(kept.status()) + "; calibrated again", &found.warning);
+  }
+  if (!request.maps_path.empty()) {
+    StatusOr<CalibrationStatistics> maps = ReadMatching(request.maps_path, request);
+    if (maps.ok()) {
+      found.statistics = *std::move(maps);
+      found.path = request.maps_path;
+      return found;
+    }
+    AddWarning(MessageOf(maps.status()), &found.warning);
   }
   const std::string path = KeptStatisticsPath(request);
   CalibrationCall call = {.lacking = LackingInKept(request),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,10 @@ struct StatisticsRequest {
   std::vector<int> model_positions = {};  // of all contexts of the model: where kept ones may be
   int context_positions = 0;              // CalibrationPositions() of the context in use
   std::string merging = {};               // StatisticsSource::merging
+  // Where nothing else is read (StatisticsNeed::maps_of), a file of lathe's maps does as well.
+  std::optional<KeyRows> maps_of = {};
+  // A file of such maps that comes with kvlathe, read before a calibration; empty: none.
+  std::string maps_path = {};
 };
 
 struct FoundStatistics {
@@ -81,10 +86,10 @@ using CalibrateFunction = std::function<StatusOr<CalibrationStatistics>(const Ca
 
 // --basis first, then model_basis_path; a file in either place that does not fit
 // or lacks what is asked for is an error, and one that was made for fewer positions than the
-// context has a warning. Then kept files: of what is asked for, or of more. If there is none, or a
-// damaged one, `calibrate` runs and its result is kept; its checkpoint and kept files of the same
-// positions that hold less are removed. A cache directory that cannot be written is known to
-// `calibrate`, and no error.
+// context has a warning. Then kept files: of what is asked for, or of more. Then the maps that come
+// with kvlathe. If there is none, or a damaged one, `calibrate` runs and its result is kept; its
+// checkpoint and kept files of the same positions that hold less are removed. A cache directory
+// that cannot be written is known to `calibrate`, and no error.
 StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
                                           const CalibrateFunction& calibrate);
 

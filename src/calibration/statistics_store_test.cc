@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "analysis/bases/lathe_maps.h"
 #include "io/files.h"
 
 namespace kvlathe {
@@ -109,6 +110,35 @@ TEST_F(StatisticsStoreTest, WhatLacksIsSaidAndNeedlessFilesGo) {
               return with;
             }()));
   EXPECT_EQ(n_calibrations_, 2);
+}
+
+// Maps that come with kvlathe stand behind what was calibrated, and before a calibration.
+TEST_F(StatisticsStoreTest, MapsServeWhoReadsNothingElse) {
+  request_.maps_path = root_ + "/maps.safetensors";
+  CalibrationStatistics statistics = StatisticsOf("hash1");
+  statistics.joint.n_tokens = 100;
+  ASSERT_TRUE(WriteLatheMaps(statistics, KeyRows::kBlock, request_.maps_path).ok());
+  request_.maps_of = KeyRows::kBlock;
+  auto found = Find();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->path, request_.maps_path);
+  EXPECT_EQ(found->statistics.maps_of, KeyRows::kBlock);
+  EXPECT_EQ(n_calibrations_, 0);
+  // What they cannot answer is calibrated, and a warning says why they were not taken.
+  request_.maps_of = KeyRows::kAfterRope;
+  found = Find();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(n_calibrations_, 1);
+  EXPECT_THAT(found->warning, HasSubstr("lathe(keys=block) alone"));
+  // Now what was calibrated is there.
+  request_.maps_of = KeyRows::kBlock;
+  EXPECT_EQ(Find()->path, KeptStatisticsPath(request_));
+  EXPECT_EQ(n_calibrations_, 1);
+  // A file that the user names is no less strict.
+  request_.basis_path = request_.maps_path;
+  EXPECT_TRUE(Find().ok());
+  request_.maps_of.reset();
+  EXPECT_EQ(Find().status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST_F(StatisticsStoreTest, AnUnwritableCacheDirectoryIsKnownBeforeTheWorkAndAWarning) {

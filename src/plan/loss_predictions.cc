@@ -40,6 +40,11 @@ StatusOr<const LossPredictor*> LossPredictions::Of(const Spec& spec) {
   const auto known = predictors_.find(analysis);
   if (known != predictors_.end()) return known->second.get();
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics, analyses_->StatisticsOf(spec));
+  if (statistics->maps_of.has_value()) {
+    return Error(StatusCode::kFailedPrecondition,
+                 "a KL is predicted of text that calibration held back, and a file of maps has "
+                 "none; calibrate with kvlathe calibrate --text FILE");
+  }
   if (statistics->held_back.n_tokens == 0) {
     return Error(StatusCode::kFailedPrecondition,
                  "the calibration text is too short to hold back a part of it, by which a KL is "

@@ -22,6 +22,8 @@ struct StatisticsNeed {
   // Rows after RoPE are read, whose moments hold for the positions that they were taken at. Without
   // it, statistics that were made for any context of the model will do.
   bool after_rope = false;
+  // Only what a file of lathe's maps holds is read (analysis/bases/lathe_maps.h), of these keys.
+  std::optional<KeyRows> maps_of = {};
   std::optional<MergePlan> merge = {};  // of the rows that this leaves, where positions merge
 
   bool operator==(const StatisticsNeed&) const = default;

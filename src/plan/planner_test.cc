@@ -120,10 +120,16 @@ TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
   }
   EXPECT_EQ(needs_of("kvquant(bits=4)"), Needs({{.of_text = true}}));
   EXPECT_EQ(needs_of("fdc(rate=0.5)"), Needs({{.after_rope = true}}));
-  const StatisticsNeed of_lathe = {.of_text = true, .gradients = true, .after_rope = true};
-  EXPECT_EQ(needs_of("lathe(ratio=4)"), Needs({of_lathe}));
-  EXPECT_EQ(needs_of("lathe(accuracy=0.9)"), Needs({of_lathe}));
-  EXPECT_EQ(needs_of("lathe(ratio=4,keys=before)"), Needs({{.of_text = true, .gradients = true}}));
+  StatisticsNeed of_lathe = {.of_text = true, .gradients = true, .after_rope = true};
+  // A loss is predicted of text that was held back, which a file of maps has none of.
+  EXPECT_EQ(needs_of("lathe(accuracy=0.9,keys=after)"), Needs({of_lathe}));
+  of_lathe.maps_of = KeyRows::kAfterRope;
+  EXPECT_EQ(needs_of("lathe(ratio=4,keys=after)"), Needs({of_lathe}));
+  of_lathe.after_rope = false;
+  of_lathe.maps_of = KeyRows::kBlock;
+  EXPECT_EQ(needs_of("lathe(ratio=4,keys=block)"), Needs({of_lathe}));
+  of_lathe.maps_of = KeyRows::kBeforeRope;
+  EXPECT_EQ(needs_of("lathe(ratio=4,keys=before)"), Needs({of_lathe}));
   EXPECT_EQ(needs_of("palu(rate=0.5,group=2)"), Needs({{.of_text = true, .across_heads = true}}));
   const StatisticsNeed after = {.of_text = true, .after_rope = true};
   EXPECT_EQ(needs_of("zack(rate=0.5)+kvquant(bits=4)"), Needs({after, after}));

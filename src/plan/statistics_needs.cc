@@ -9,6 +9,18 @@ std::optional<MergePlan> MergingOf(const Spec& spec) {
   return retention.has_value() ? retention->merge : std::nullopt;
 }
 
+namespace {
+
+// A loss is predicted of text that is held back, which maps have none of.
+std::optional<KeyRows> MapsOf(const Spec& spec) {
+  const auto* const lathe = spec.basis_as<LatheOptions>();
+  const bool are_enough =
+      lathe != nullptr && !spec.accuracy().has_value() && !MergingOf(spec).has_value();
+  return are_enough ? std::optional(lathe->keys) : std::nullopt;
+}
+
+}  // namespace
+
 std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
   const BasisMethod* const method = BasisMethodOf(spec);
   if (method == nullptr || spec.basis() == nullptr) return std::nullopt;
@@ -16,7 +28,8 @@ std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
   return StatisticsNeed{.of_text = method->wants_text,
                         .across_heads = options.heads_per_latent > 1 && options.is_whitened,
                         .gradients = method->wants_gradients,
-                        .after_rope = !TurnWhenRead(spec.keys()),
+                        .after_rope = !TurnWhenRead(spec.keys()) && !HasFrames(spec.keys()),
+                        .maps_of = MapsOf(spec),
                         .merge = MergingOf(spec)};
 }
 

@@ -89,7 +89,7 @@ std::vector<int> ModelStatistics::ModelPositions() const {
 }
 
 StatusOr<StatisticsRequest> ModelStatistics::RequestFor(const CalibrationRun& run,
-                                                        bool after_rope) const {
+                                                        const StatisticsNeed& need) const {
   StatisticsRequest request;
   request.basis_path = options().basis;
   if (!options().model.empty()) {
@@ -104,7 +104,12 @@ StatusOr<StatisticsRequest> ModelStatistics::RequestFor(const CalibrationRun& ru
     request.contents.n_positions = CalibrationPositions(CalibratedContext(*workspace_));
     request.context_positions = CalibrationPositions(workspace_->context_tokens());
   }
-  request.any_positions = !after_rope;
+  request.any_positions = !need.after_rope;
+  request.maps_of = need.maps_of;
+  // Maps that come with kvlathe are of its own text: a model that brings one is calibrated on it.
+  if (need.maps_of.has_value() && run.text_path == SharedText("calibration.txt").value_or("")) {
+    request.maps_path = MapsOfModel(request.model_hash, *need.maps_of);
+  }
   request.model_positions = ModelPositions();
   request.settings = fmt::format("{} {}", run.Describe(), RowTypeName(options().row_type));
   if (!run.text_path.empty()) {
@@ -124,7 +129,9 @@ const ModelStatistics::Held* ModelStatistics::FindHeld(const CalibrationRun& run
     const bool has_positions =
         held.is_chosen || !need.after_rope || config().rope_dim() == 0 ||
         contents.n_positions == CalibrationPositions(CalibratedContext(*workspace_));
-    if (is_same && has_all && has_positions) return &held;
+    const std::optional<KeyRows>& maps_of = held.statistics->maps_of;
+    const bool has_rows = !maps_of.has_value() || maps_of == need.maps_of;
+    if (is_same && has_all && has_positions && has_rows) return &held;
   }
   return nullptr;
 }
@@ -132,7 +139,7 @@ const ModelStatistics::Held* ModelStatistics::FindHeld(const CalibrationRun& run
 StatusOr<const CalibrationStatistics*> ModelStatistics::Statistics(const StatisticsNeed& need) {
   KVL_ASSIGN_OR_RETURN(CalibrationRun run, RunFor(need));
   if (const Held* const held = FindHeld(run, need); held != nullptr) return held->statistics.get();
-  KVL_ASSIGN_OR_RETURN(const StatisticsRequest request, RequestFor(run, need.after_rope));
+  KVL_ASSIGN_OR_RETURN(const StatisticsRequest request, RequestFor(run, need));
   KVL_ASSIGN_OR_RETURN(
       FoundStatistics found, FindOrCalibrate(request, [&](const CalibrationCall& call) {
         workspace_->Notify(Note::Kind::kBegun,

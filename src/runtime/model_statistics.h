@@ -52,7 +52,8 @@ class ModelStatistics : public PlanSource {
   // The run that a need means, with all that is expected beside it.
   StatusOr<CalibrationRun> RunFor(const StatisticsNeed& need) const;
   const Held* FindHeld(const CalibrationRun& run, const StatisticsNeed& need) const;
-  StatusOr<StatisticsRequest> RequestFor(const CalibrationRun& run, bool after_rope) const;
+  StatusOr<StatisticsRequest> RequestFor(const CalibrationRun& run,
+                                         const StatisticsNeed& need) const;
   // Positions that kept statistics of this model may be of, the most first.
   std::vector<int> ModelPositions() const;
 

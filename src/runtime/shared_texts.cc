@@ -43,11 +43,25 @@ std::vector<std::string> SharedPlaces() {
 
 }  // namespace
 
-StatusOr<std::string> SharedText(const std::string& name) {
+namespace {
+
+// Empty where it is in none of the places.
+std::string FindShared(const std::string& name) {
   for (const std::string& place : SharedPlaces()) {
-    const std::string shared = place + "/" + name;
+    std::string shared = place + "/" + name;
     if (FileExists(shared)) return shared;
   }
+  return {};
+}
+
+}  // namespace
+
+std::string MapsOfModel(const std::string& model_hash, KeyRows keys) {
+  return FindShared("maps/" + model_hash + "-" + NameOf(keys) + ".safetensors");
+}
+
+StatusOr<std::string> SharedText(const std::string& name) {
+  if (std::string shared = FindShared(name); !shared.empty()) return shared;
   return Error(StatusCode::kNotFound,
                "{}: the text of kvlathe is not installed; give a text with --text FILE", name);
 }

@@ -1,8 +1,9 @@
-// The texts that come with kvlathe, for models that bring none.
+// The texts and maps that come with kvlathe, for models that bring none.
 #pragma once
 
 #include <string>
 
+#include "analysis/statistics/statistics.h"
 #include "base/status.h"
 
 namespace kvlathe {
@@ -14,5 +15,9 @@ namespace kvlathe {
 StatusOr<std::string> TextOfModel(const std::string& model, const std::string& name);
 // The one that comes with kvlathe.
 StatusOr<std::string> SharedText(const std::string& name);
+
+// The file of lathe's maps that comes with kvlathe for a model with this ModelHash(), in folder
+// maps of the same places; empty where there is none.
+std::string MapsOfModel(const std::string& model_hash, KeyRows keys);
 
 }  // namespace kvlathe

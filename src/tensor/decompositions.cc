@@ -2,6 +2,7 @@
 
 #include <Eigen/Cholesky>
 #include <Eigen/Eigenvalues>
+#include <Eigen/LU>
 #include <Eigen/SVD>
 
 #include "base/check.h"
@@ -39,6 +40,13 @@ SingularValueDecomposition DecomposeSquare(std::span<const double> matrix, int d
       Eigen::Map<const Eigen::MatrixXd>(matrix.data(), dim, dim),
       Eigen::ComputeFullU | Eigen::ComputeFullV);
   return {Flatten(svd.singularValues()), Flatten(svd.matrixU()), Flatten(svd.matrixV())};
+}
+
+std::vector<double> InvertSquare(std::span<const double> matrix, int dim) {
+  KVL_CHECK_EQ(std::ssize(matrix), int64_t{dim} * dim);
+  const RowMajor inverse =
+      Eigen::Map<const RowMajor>(matrix.data(), dim, dim).partialPivLu().inverse();
+  return Flatten(inverse);
 }
 
 }  // namespace kvlathe

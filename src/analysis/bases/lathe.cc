@@ -112,10 +112,7 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
   const auto rows_of = [&](const JointMoments& moments) {
     return RowsOf(moments, s.shape, channels, inputs.options.is_centred);
   };
-  const JointMoments& of_keys = is_latent                   ? s.joint.k_pre
-                                : inputs.options.has_frames ? s.joint.k_block
-                                                            : s.joint.k;
-  KVL_ASSIGN_OR_RETURN(RowStatistics keys, rows_of(of_keys));
+  KVL_ASSIGN_OR_RETURN(RowStatistics keys, rows_of(s.joint.keys(KeyRowsOf(inputs.options))));
   KVL_ASSIGN_OR_RETURN(RowStatistics values, rows_of(s.joint.v));
   KVL_RETURN_IF_ERROR(CheckFinite(
       shape, h,
@@ -147,6 +144,11 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
 
 }  // namespace
 
+KeyRows KeyRowsOf(const BasisOptions& options) {
+  if (options.keys_before_rope) return KeyRows::kBeforeRope;
+  return options.has_frames ? KeyRows::kBlock : KeyRows::kAfterRope;
+}
+
 int HeadsPerMap(const StatisticsShape& shape, int channels) {
   int n = JointHeads(shape);
   while (n > 1 && (JointHeads(shape) % n != 0 || n * shape.head_dim > channels)) --n;
@@ -159,6 +161,13 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
     return Error(StatusCode::kFailedPrecondition,
                  "the calibration holds no gradients, by which lathe prices errors; calibrate on a "
                  "longer text");
+  }
+  const KeyRows keys = KeyRowsOf(inputs.options);
+  if (statistics.maps_of.value_or(keys) != keys) {
+    return Error(StatusCode::kInvalidArgument,
+                 "the file of maps is for lathe(keys={}), not for keys={}; take that, or "
+                 "calibrate: kvlathe calibrate --text FILE",
+                 NameOf(*statistics.maps_of), NameOf(keys));
   }
   BasisAnalysis analysis;
   analysis.keeps_sink_values = true;

@@ -13,6 +13,9 @@ namespace kvlathe {
 // row of the cache has at most `channels` channels, and 1 if there is none.
 int HeadsPerMap(const StatisticsShape& shape, int channels);
 
+// The rows whose moments are those of lathe's keys.
+KeyRows KeyRowsOf(const BasisOptions& options);
+
 // Finds for each head of the cache the maps that lose least of what a row's errors cost, from the
 // Gram matrices C of rows about their mean and F of the gradients with respect to rows
 // (JointMoments): a cut to the first r stored channels costs the sum of s_i^2 beyond r, where s are

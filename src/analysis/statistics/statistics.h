@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "analysis/statistics/histogram.h"
@@ -66,12 +68,30 @@ struct JointMoments {
   std::vector<float> weighed_covariance;  // [n_layers, n_groups, width, width], about that mean
 };
 
+// Which rows stand for keys.
+enum class KeyRows {
+  kAfterRope,
+  kBlock,  // format/keys.h
+  kBeforeRope,
+};
+inline constexpr KeyRows kAllKeyRows[] = {KeyRows::kAfterRope, KeyRows::kBlock,
+                                          KeyRows::kBeforeRope};
+// "after", "block", "before": lathe's `keys`.
+const char* NameOf(KeyRows rows);
+
 struct JointStatistics {
   JointMoments k;        // keys after RoPE, turned on with their sequence as those of k_post
   JointMoments k_block;  // keys in frames, less CalibrationStatistics::turning_mean (format/keys.h)
   JointMoments k_pre;    // keys before RoPE
   JointMoments v;
   int64_t n_tokens = 0;  // predicted tokens behind `fisher`; 0: nothing was measured, all is 0
+
+  const JointMoments& keys(KeyRows rows) const {
+    return rows == KeyRows::kAfterRope ? k : rows == KeyRows::kBlock ? k_block : k_pre;
+  }
+  JointMoments& keys(KeyRows rows) {
+    return const_cast<JointMoments&>(std::as_const(*this).keys(rows));
+  }
 };
 
 // Where the statistics come from; written into the file as text.
@@ -91,6 +111,9 @@ struct StatisticsSource {
 struct CalibrationStatistics {
   StatisticsShape shape;
   StatisticsSource source;
+  // Of a file of lathe's maps (analysis/bases/lathe_maps.h): `joint` has these keys and values,
+  // there is the turning mean, and all other arrays are empty.
+  std::optional<KeyRows> maps_of;
   int64_t n_rows = 0;  // tokens behind every moment and histogram; of merged rows, fewer entries
   int64_t n_sink_rows = 0;  // tokens at the first kCalibrationSinks positions
 

@@ -5,6 +5,7 @@
 
 #include <variant>
 
+#include "analysis/statistics/statistics.h"
 #include "format/packed_layout.h"
 
 namespace kvlathe {
@@ -79,7 +80,7 @@ struct LatheOptions {
   enum class Heads { kAuto, kJoint, kOwn };
   // What is stored: keys after RoPE, latents of keys before it, or keys that are turned inside
   // frames (format/keys.h).
-  enum class KeyRows { kAfterRope, kBeforeRope, kBlock };
+  using KeyRows = kvlathe::KeyRows;
   RankOptions ranks;
   Heads heads = Heads::kAuto;  // which KV heads have a map together
   bool is_resident = false;
