@@ -386,6 +386,46 @@ class CommandLine(cli_support.CommandLineCase):
         self.assert_refused(2, "merges by pool-2, and this one merges by pool-3", *inspect, "fdc(rate=0.5)+pool(n=3)")
         self.assert_refused(2, "entries of their own", "calibrate", "-m", MODEL, "--kv", "pool", "--across-heads")
 
+    def test_maps_stand_for_a_calibration(self):
+        basis, maps = self.folder / "basis.safetensors", self.folder / "maps.safetensors"
+        self.json_of("calibrate", "-m", MODEL, "--text", TEXT, "--tokens", 4096, "-o", basis)
+        done = self.run_verb("calibrate", "--basis", basis, "--maps", "block", "-o", maps)
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        self.assertLess(10 * maps.stat().st_size, basis.stat().st_size)
+        ranks = [[head["rank_k"] for head in self.json_of(
+            "inspect", "-m", MODEL, "--basis", path, "--kv", "lathe(rate=0.5,keys=block)")["basis"]["heads"]]
+                 for path in (basis, maps)]
+        self.assertEqual(ranks[0], ranks[1])
+        inspect = ["inspect", "-m", MODEL, "--basis", maps, "--kv"]
+        self.json_of(*inspect, "lathe(ratio=8,keys=block)")
+        self.assert_refused(2, "maps for lathe(keys=block) alone", *inspect, "lathe(ratio=8,keys=before)")
+        self.assert_refused(2, "maps for lathe(keys=block) alone", *inspect, "fdc(rate=0.5)")
+        self.assert_refused(2, "-o FILE", "calibrate", "--basis", basis, "--maps", "block")
+        self.assert_refused(2, "only the maps of keys=block", "calibrate", "--basis", maps, "--maps", "after", "-o",
+                            self.folder / "after.safetensors")
+
+    def test_models_whose_maps_come_along_need_no_calibration(self):
+        model, program = self.folder / "model", self.folder / "kvlathe"
+        shutil.copytree(MODEL, model)
+        (model / "calibration.txt").unlink()
+        shutil.copy(KVLATHE, program)
+        shared = self.folder / "share/kvlathe"
+        (shared / "maps").mkdir(parents=True)
+        shutil.copy(TEXT, shared / "calibration.txt")
+        maps = self.folder / "maps.safetensors"
+        self.run_verb("calibrate", "-m", model, "--text", TEXT, "--tokens", 2048, "--maps", "block", "-o", maps)
+        header = maps.read_bytes()
+        metadata = json.loads(header[8:8 + int.from_bytes(header[:8], "little")])["__metadata__"]
+        self.environment["XDG_CACHE_HOME"] = str(self.folder / "cache")
+        inspect = [str(program), "inspect", "-m", str(model), "-c", "64", "--kv", "lathe(ratio=8,keys=block)"]
+        for with_maps in (True, False):
+            if with_maps:
+                shutil.copy(maps, shared / "maps" / f"{metadata['model_hash']}-block.safetensors")
+            else:
+                shutil.rmtree(shared / "maps")
+            done = subprocess.run(inspect, env=self.environment, capture_output=True)
+            self.assertEqual((done.returncode, b"calibrated on" in done.stderr), (0, not with_maps), done.stderr)
+
     def test_shared_latents_need_statistics_across_heads(self):
         inspect = ["inspect", "-m", MODEL, "--basis", self.calibrated(), "--kv"]
         self.assert_refused(2, "calibrate --across-heads", *inspect, "palu(rate=0.5,group=2)")
