@@ -32,7 +32,7 @@ struct MappedKeys {
   bool has_frames = false;
   // With frames: from how many pairs of channels, the first ones, which turn fastest, keys behind
   // the sinks lose their mean m before they turn. A query adds q R(j) m to its score: a sum of
-  // cosines and sines of j, whose weights are made once for a query.
+  // cosines and sines of j (format/mean_angles.h).
   int turning_pairs = 0;
   friend bool operator==(const MappedKeys&, const MappedKeys&) = default;
 };

@@ -14,8 +14,7 @@ HeadRows LayerRows::ProductRows(Activations* a, int head_idx) const {
 
 HeadRows LayerRows::Queries(Activations* a, int kv_head_idx) const {
   if (!maps_queries()) return WholeQueries(a, kv_head_idx);
-  const int64_t before = k_offsets[kv_head_idx] + kv_head_idx * n_mean_weights();
-  return {a->RowsBehind(a->q_rows, before, gqa_group()), QueryWidth(kv_head_idx)};
+  return {a->RowsBehind(a->q_rows, k_offsets[kv_head_idx], gqa_group()), KeyWidth(kv_head_idx)};
 }
 
 HeadRows LayerRows::WholeQueries(Activations* a, int kv_head_idx) const {

@@ -38,7 +38,8 @@ struct LayerRows {
   bool is_cut = false;  // the product has rank_k columns a head, not head_dim
 
   bool maps_keys() const { return FactsOf(keys).are_mapped; }
-  bool maps_queries() const { return FactsOf(keys).maps_queries; }
+  // Before they meet keys; those of frames are mapped where they meet them.
+  bool maps_queries() const { return FactsOf(keys).maps_queries && !HasFrames(keys); }
   int heads_per_map() const { return HeadsPerMap(keys); }
   int heads_per_latent() const { return HeadsPerLatent(keys); }
   // Query heads that meet the same KV head of the cache, and of the model.
@@ -54,9 +55,6 @@ struct LayerRows {
   int64_t KeyWidth(int kv_head_idx) const {
     return k_offsets[kv_head_idx + 1] - k_offsets[kv_head_idx];
   }
-  // Numbers of a query row in the basis of keys: behind those, the weights of a turning mean.
-  int64_t QueryWidth(int kv_head_idx) const { return KeyWidth(kv_head_idx) + n_mean_weights(); }
-  int64_t n_mean_weights() const { return int64_t{2} * TurningPairs(keys); }
   int64_t ValueWidth(int kv_head_idx) const {
     return v_offsets[kv_head_idx + 1] - v_offsets[kv_head_idx];
   }
@@ -72,7 +70,8 @@ struct LayerRows {
   // Between the rows of two tokens in a product that is not cut.
   int64_t QkStride() const { return int64_t{n_heads + n_model_kv_heads()} * head_dim; }
 
-  // gqa_group rows a token: in the basis of keys, and as sinks meet them.
+  // gqa_group rows a token: in the basis of keys, where they are mapped to it, and as sinks and
+  // frames meet them.
   HeadRows Queries(Activations* a, int kv_head_idx) const;
   HeadRows WholeQueries(Activations* a, int kv_head_idx) const;
   // One row a token.

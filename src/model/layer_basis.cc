@@ -1,7 +1,5 @@
 #include "model/layer_basis.h"
 
-#include <algorithm>
-#include <span>
 #include <utility>
 
 #include "base/threads.h"
@@ -38,26 +36,6 @@ std::vector<float> Columns(const std::vector<float>& m, int n_columns, Range col
   return part;
 }
 
-// D [head_dim, rank_k] of one KV head of the model with 2 n_pairs columns behind it: those in which
-// a query finds the weights of the cosines and of the sines that its product with the turned `mean`
-// [head_dim] consists of. Channels i and i + half are a pair.
-std::vector<float> WithMeanWeights(const std::vector<float>& map, int rank_k,
-                                   std::span<const float> mean, int n_pairs, int half) {
-  const int width = rank_k + 2 * n_pairs;
-  std::vector<float> wider(mean.size() * width);
-  for (size_t row = 0; row < mean.size(); ++row) {
-    std::copy_n(map.begin() + row * rank_k, rank_k, wider.begin() + row * width);
-  }
-  for (int i = 0; i < n_pairs; ++i) {
-    float* const first = &wider[int64_t{i} * width + rank_k];
-    float* const second = &wider[int64_t{i + half} * width + rank_k];
-    first[i] = second[n_pairs + i] = mean[i];
-    second[i] = mean[i + half];
-    first[n_pairs + i] = -mean[i + half];
-  }
-  return wider;
-}
-
 // Those of each class of entries, and that of blocks that wait to be sealed in codes of 8 bits.
 std::vector<BitSplit> SealedKeySplits(const HeadBasis& head) {
   if (head.bits.middle.k.n_channels() == 0) return {};
@@ -67,14 +45,13 @@ std::vector<BitSplit> SealedKeySplits(const HeadBasis& head) {
 
 }  // namespace
 
-StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, int rope_dim,
+StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
                                     const NumberTypes& types, Machine* machine) {
   Residents* const residents = &machine->residents();
   LayerBasis layer;
   const int d = basis.head_dim, n_sharing = HeadsPerLatent(basis.keys),
             n_joined = HeadsPerMap(basis.keys);
   const int of_model = d / n_joined;  // head_dim there
-  const int n_pairs = TurningPairs(basis.keys);
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
     if (TurnWhenRead(basis.keys)) {
@@ -86,13 +63,9 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, int 
     for (int i = 0; i < n_joined; ++i) {
       if (FactsOf(basis.keys).maps_queries) {
         const auto first = head.query_basis.begin() + int64_t{i} * of_model * head.rank_k;
-        std::vector<float> rows(first, first + int64_t{of_model} * head.rank_k);
-        if (n_pairs > 0) {
-          const auto mean = std::span(head.turning_mean).subspan(i * of_model, of_model);
-          rows = WithMeanWeights(rows, head.rank_k, mean, n_pairs, rope_dim / 2);
-        }
-        KVL_ASSIGN_OR_RETURN(Weight query, PackTransposed(rows, of_model, head.rank_k + 2 * n_pairs,
-                                                          types.rows, residents));
+        const std::vector<float> rows(first, first + int64_t{of_model} * head.rank_k);
+        KVL_ASSIGN_OR_RETURN(Weight query,
+                             PackTransposed(rows, of_model, head.rank_k, types.rows, residents));
         layer.query.push_back(std::move(query));
       }
       if (n_sharing == 1 && n_joined == 1) continue;
@@ -103,7 +76,7 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, int 
       layer.output.push_back(std::move(output));
     }
     Weight key;  // one copy serves both where the method uses one rotation
-    if (n_joined > 1 || n_pairs > 0 || head.key_basis != head.query_basis) {
+    if (n_joined > 1 || head.key_basis != head.query_basis) {
       KVL_ASSIGN_OR_RETURN(
           key, PackTransposed(head.key_basis, n_sharing * d, head.rank_k, types.rows, residents));
     }
@@ -111,7 +84,7 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, int 
     KVL_ASSIGN_OR_RETURN(FloatTable offset,
                          FloatTable::Make(&machine->memory(), head.key_offset, "offsets of keys"));
     layer.key_offset.push_back(std::move(offset));
-    if (n_pairs == 0) continue;
+    if (TurningPairs(basis.keys) == 0) continue;
     KVL_ASSIGN_OR_RETURN(FloatTable mean,
                          FloatTable::Make(&machine->memory(), head.turning_mean, "means of keys"));
     layer.turning_mean.push_back(std::move(mean));

@@ -25,8 +25,7 @@ struct LatentsOfHead {
 // (docs/quantization.md, Biases of keys).
 struct LayerBasis {
   // "Heads" are KV heads of the cache but for `query` and `output`, which are the model's.
-  // D^T [rank_k, head_dim] per KV head, with the weights of a turning mean behind it; none with
-  // latents.
+  // D^T [rank_k, head_dim] per KV head; none with latents.
   std::vector<Weight> query;
   std::vector<Weight> key;               // E^T [rank_k, row] per KV head; empty: same as query
   std::vector<FloatTable> key_offset;    // [row] per KV head, or empty
@@ -43,8 +42,8 @@ struct LayerBasis {
   int64_t n_bytes() const;
 };
 
-// rope_dim: of the model. kResourceExhausted when the system has no memory.
-StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx, int rope_dim,
+// kResourceExhausted when the system has no memory.
+StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
                                     const NumberTypes& types, Machine* machine);
 
 }  // namespace kvlathe

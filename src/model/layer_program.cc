@@ -86,9 +86,7 @@ ActivationWidths WidthsOf(const Layer& layer) {
     widths.q_full = int64_t{rows.n_heads} * rows.key_dim();
     widths.k_full = int64_t{rows.n_kv_heads} * rows.key_dim();
   }
-  if (rows.maps_queries()) {
-    widths.q_rows = group * (rows.k_offsets.back() + rows.n_kv_heads * rows.n_mean_weights());
-  }
+  if (rows.maps_queries()) widths.q_rows = group * rows.k_offsets.back();
   if (rows.maps_keys()) widths.k_rows = rows.k_offsets.back();
   if (rows.maps_outputs()) widths.outputs = rows.n_heads * d;
   return widths;

@@ -28,10 +28,12 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   const CacheLayout& layout = model->layout_;
   const bool has_codes_before_rope =
       !model->codebooks_.empty() && layout.seal->format.seals_keys_before_rope();
-  if (TurnWhenRead(layout.keys) || TurningPairs(layout.keys) > 0 || has_codes_before_rope) {
+  if (TurnWhenRead(layout.keys) || has_codes_before_rope) {
     model->rotations_.KeepBlocks(layout.n_sink);
   }
-  if (HasFrames(layout.keys)) model->rotations_.KeepFrames(layout.n_sink);
+  if (HasFrames(layout.keys)) {
+    model->rotations_.KeepFrames(layout.n_sink, TurningPairs(layout.keys));
+  }
   KVL_RETURN_IF_ERROR(model->CompileLayers(model->online_.has_value() ? nullptr : plan.basis()));
   model->weights_->DoneReading();
   return model;
@@ -154,8 +156,8 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
     rows.is_cut = !NeedsWholeRows();
     return layer;
   }
-  KVL_ASSIGN_OR_RETURN(layer->basis, PackLayerBasis(*basis, layer_idx, c.rope_dim(),
-                                                    activations_.types, &machine()));
+  KVL_ASSIGN_OR_RETURN(layer->basis,
+                       PackLayerBasis(*basis, layer_idx, activations_.types, &machine()));
   rows.keys = basis->keys;
   return layer;
 }

@@ -8,6 +8,7 @@
 
 #include "format/codebook/codebook.h"
 #include "format/keys.h"
+#include "format/mean_angles.h"
 #include "model/config.h"
 
 namespace kvlathe {
@@ -39,6 +40,10 @@ class RopeTable {
   int64_t n_positions() const { return n_pairs_ == 0 ? 0 : std::ssize(cos_) / n_pairs_; }
   // 1 / (cos^2 + sin^2) of every pair.
   float way_back() const { return static_cast<float>(1 / (amplitude_ * amplitude_)); }
+  // MeanAngles of the first n_pairs pairs.
+  std::vector<float> MeanAnglesOf(int n_pairs) const {
+    return MakeMeanAngles(std::span(frequencies_).first(n_pairs), amplitude_);
+  }
 
  private:
   int64_t n_pairs_;

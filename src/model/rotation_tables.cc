@@ -17,7 +17,8 @@ RotationTables::RotationTables(const ModelConfig& config, Device* memory)
       memory_(memory),
       ropes_(config.attention, config.rope_dim()),
       positions_(config.attention.kinds.size()),
-      in_frames_(config.attention.kinds.size()) {}
+      in_frames_(config.attention.kinds.size()),
+      mean_angles_(config.attention.kinds.size()) {}
 
 void RotationTables::KeepBlocks(int n_sink) {
   for (const AttentionKind& kind : config_.attention.kinds) {
@@ -64,6 +65,11 @@ Status RotationTables::ExtendInFrames(int table_idx, const RopeTable& table) {
   KVL_RETURN_IF_ERROR(angles.sin.EnsureSize(memory_, n * 4, "rotation tables"));
   memory_->Upload(angles.cos.place(), Bytes(cos.data(), n));
   memory_->Upload(angles.sin.place(), Bytes(sin.data(), n));
+  if (n_turning_pairs_ == 0) return OkStatus();
+  const std::vector<float> of_mean = table.MeanAnglesOf(n_turning_pairs_);
+  MachineBuffer& mean_angles = mean_angles_[table_idx];
+  KVL_RETURN_IF_ERROR(mean_angles.EnsureSize(memory_, std::ssize(of_mean) * 4, "rotation tables"));
+  memory_->Upload(mean_angles.place(), Bytes(of_mean.data(), std::ssize(of_mean)));
   return OkStatus();
 }
 

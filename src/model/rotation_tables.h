@@ -19,8 +19,12 @@ class RotationTables {
 
   // Says that keys are stored from before RoPE, in blocks behind n_sink positions.
   void KeepBlocks(int n_sink);
-  // Says that keys are turned inside frames behind n_sink positions (format/keys.h).
-  void KeepFrames(int n_sink) { frames_behind_ = n_sink; }
+  // Says that keys are turned inside frames behind n_sink positions, and that n_turning_pairs have
+  // lost a mean before (format/keys.h).
+  void KeepFrames(int n_sink, int n_turning_pairs) {
+    frames_behind_ = n_sink;
+    n_turning_pairs_ = n_turning_pairs;
+  }
   // Makes positions [0, n_positions) available. kResourceExhausted when there is no memory.
   Status Extend(int n_positions);
   // [n_positions, rope_dim / 2] F32.
@@ -30,6 +34,8 @@ class RotationTables {
   // those of their place in its frame.
   ObjectPlace key_cos(int layer_idx) const { return KeyAngles(layer_idx).cos.place(); }
   ObjectPlace key_sin(int layer_idx) const { return KeyAngles(layer_idx).sin.place(); }
+  // The table of MeanAngles of the pairs that have lost a mean.
+  ObjectPlace mean_angles(int layer_idx) const { return mean_angles_[TableOf(layer_idx)].place(); }
   int absolute_pairs(int layer_idx) const { return ropes_.of(layer_idx).absolute_pairs(); }
   float way_back(int layer_idx) const { return ropes_.of(layer_idx).way_back(); }
   int rope_dim(int layer_idx) const { return ropes_.of(layer_idx).rope_dim(); }
@@ -54,10 +60,12 @@ class RotationTables {
 
   const ModelConfig& config_;
   Device* memory_;
-  LayerRopes ropes_;                    // which hold numbers only until they are on the machine
-  std::vector<Angles> positions_;       // by kind of attention
-  std::vector<Angles> in_frames_;       // likewise, of keys in frames
-  int frames_behind_ = -1;              // positions before the first frame; -1: there are none
+  LayerRopes ropes_;                        // which hold numbers only until they are on the machine
+  std::vector<Angles> positions_;           // by kind of attention
+  std::vector<Angles> in_frames_;           // likewise, of keys in frames
+  std::vector<MachineBuffer> mean_angles_;  // likewise
+  int frames_behind_ = -1;                  // positions before the first frame; -1: there are none
+  int n_turning_pairs_ = 0;
   std::vector<BlockRotations> blocks_;  // by kind of attention; none: keys do not turn when read
   std::vector<Angles> of_blocks_;       // likewise
 };

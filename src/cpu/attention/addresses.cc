@@ -23,10 +23,11 @@ void JobAddresses::Resolve(const CpuLookup& lookup, const HeadJob& job, int entr
   merged_v_ = lookup.own.At(job.merged.v);
   sink_k_ = access.At(job.sinks.k);
   sink_v_ = access.At(job.sinks.v);
-  mean_ = {KeyRotationAt(lookup.own, job.mean.rotation), job.mean.n_pairs};
   const FrameIds& frames = job.frames;
   frames_ = {.maps = {},
              .key_offset = lookup.own.As<const float>(frames.key_offset),
+             .turning_mean = lookup.own.As<const float>(frames.turning_mean),
+             .mean_angles = {},
              .cos = lookup.own.As<const float>(frames.cos),
              .sin = lookup.own.As<const float>(frames.sin),
              .half = frames.half,
@@ -35,6 +36,10 @@ void JobAddresses::Resolve(const CpuLookup& lookup, const HeadJob& job, int entr
              .head_dim = frames.head_dim,
              .first_position = frames.first_position,
              .first_place = frames.first_place};
+  if (frames.n_pairs > 0) {
+    frames_.mean_angles =
+        MeanAngles(lookup.own.As<const float>(frames.mean_angles), frames.n_pairs);
+  }
   for (const WeightId& map : frames.maps) frames_.maps.push_back(lookup.residents.At(map));
   if (job.latents.empty()) return;
   const size_t n_slices = job.latents.slices.size();

@@ -30,7 +30,6 @@ class JobAddresses {
     return packed_.n_runs > 0 || packed_.open.n_blocks > 0 ? &packed_ : nullptr;
   }
   const LatentHead& latents() const { return latents_; }
-  const TurningMean& mean() const { return mean_; }
   // Without q, which is of an item.
   const FramesOfHead& frames() const { return frames_; }
   const std::byte* q() const { return q_; }
@@ -50,7 +49,6 @@ class JobAddresses {
   PackedHead packed_;
   std::vector<PackedRun> runs_;
   LatentHead latents_;
-  TurningMean mean_;
   FramesOfHead frames_;
   std::vector<LatentSlice> slices_;
   std::vector<BlockList> slice_blocks_;

@@ -13,6 +13,7 @@
 #include "cpu/attention/partial.h"
 #include "cpu/kernels/attend/attend.h"
 #include "cpu/kernels/attend/entry_scores.h"
+#include "cpu/kernels/elementwise/elementwise.h"
 #include "machine/attention/plan.h"
 #include "tensor/buffer.h"
 
@@ -55,7 +56,6 @@ AttendParams BlockParams(const HeadJob& job, const JobAddresses& at, const WorkI
           .q_stride = job.q_stride,
           .blocks = at.blocks(),
           .packed = at.packed(),
-          .mean = at.mean(),
           .kv_begin = item.entry_begin,
           .kv_end = item.entry_end,
           .first_visible = job.first_visible + item.row_begin / job.gqa_group,
@@ -185,7 +185,8 @@ struct Attention::State {
   bool is_deterministic = false;
   bool is_exact = false;
   Planner planner;
-  Linear linear;  // maps queries of frames
+  Linear linear;                          // maps queries of frames
+  const ElementwiseKernels& elementwise;  // likewise
   const EntryScoreKernels& score_kernels;
   std::vector<JobSize> sizes;
   Buffer scratch;    // per worker: kAttendScratchBytes and two partial results
@@ -276,7 +277,7 @@ void Attention::State::RunItems(int worker_id) {
       AttendLatents(kernels, {GetLatentReader(isa, job.shape.row_type), GetSealedReader(isa)},
                     at.latents(), params, {kernel_scratch, latent_scratch});
     } else if (!job.frames.maps.empty()) {
-      AttendFrames(kernels, &linear, worker_id, FramesOfItem(job, at, item), params,
+      AttendFrames({kernels, elementwise, &linear, worker_id}, FramesOfItem(job, at, item), params,
                    {kernel_scratch, latent_scratch});
     } else if (IsRotated(job)) {
       AttendRotatedRuns(kernels, GetLatentReader(isa, job.shape.row_type), params,
@@ -343,6 +344,7 @@ Attention::Attention(ThreadPool* pool, Isa isa, CpuDevice* memory, const CpuResi
                        .residents = *residents,
                        .planner = Planner(CostModelFor(isa)),
                        .linear = Linear(pool, isa),
+                       .elementwise = GetElementwiseKernels(isa),
                        .score_kernels = GetEntryScoreKernels(isa)}) {}
 
 Attention::~Attention() = default;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "base/check.h"
 #include "base/units.h"
@@ -14,156 +13,243 @@ namespace kvlathe {
 namespace {
 
 constexpr int64_t kLineBytes = 64;
+constexpr int kFrameBlocks = kFramePositions / kBlockSize;
+// Queries of several frames are made together as long as they are so many rows at most: what a
+// product takes at a time (linear_avx2.cc), so that it reads the map once.
+constexpr int kRowsTogether = 64;
 
-int64_t MostQueryWidth(const BlockShape& shape) { return shape.rank_k + 2 * kMostTurningPairs; }
+int FramesTogether(int n_rows) { return std::max(1, kRowsTogether / std::max(1, n_rows)); }
 
-// Where the pieces of the scratch lie.
+// Where the pieces of the scratch lie. Without memory, how much they take.
 struct FrameMemory {
   FrameMemory(const BlockShape& shape, int head_dim, int n_rows, std::byte* memory) {
-    const auto take = [&](int64_t n_bytes) {
-      std::byte* const piece = memory;
-      memory += RoundUp(n_bytes, kLineBytes);
+    const auto take = [&](int64_t piece_bytes) {
+      std::byte* const piece = memory == nullptr ? nullptr : memory + n_bytes;
+      n_bytes += RoundUp(piece_bytes, kLineBytes);
       return piece;
     };
+    const auto take_floats = [&](int64_t n) {
+      return reinterpret_cast<float*>(take(n * int64_t{sizeof(float)}));
+    };
     const int64_t element = SizeOf(shape.row_type), n = n_rows;
-    row = reinterpret_cast<float*>(take(head_dim * int64_t{sizeof(float)}));
-    offset_scores = reinterpret_cast<float*>(take(n * int64_t{sizeof(float)}));
-    turned = take(n * head_dim * element);
-    mapped = take(n * MostQueryWidth(shape) * element);
-    q = take(n * MostQueryWidth(shape) * element);
-    more = reinterpret_cast<float*>(memory);
+    const int64_t n_together = std::max<int64_t>(n, kRowsTogether);  // of as many rows or fewer
+    angles = take_floats(head_dim);
+    row = take_floats(head_dim);
+    whole = take_floats(n * head_dim);
+    offset_scores = take_floats(n_together);
+    of_mean = take_floats(n * kMeanWeights);
+    mean_weights = take_floats(kFrameBlocks * n * kMeanWeights);
+    turned = take(n_together * head_dim * element);
+    mapped = take(n_together * shape.rank_k * element);
+    q = take(n_together * shape.rank_k * element);
+    more = take_floats(0);
   }
-  float* row;            // a query
-  float* offset_scores;  // by row of the call
-  std::byte* turned;     // queries of one map, turned back
+  float* angles;         // cosines of a frame, then sines
+  float* row;            // a query, turned back
+  float* whole;          // queries as they are
+  float* offset_scores;  // by frame and row of the call
+  float* of_mean;        // by row: weights of the mean at the middle of a block at position 0
+  float* mean_weights;   // TurningMean::weights of a frame
+  std::byte* turned;     // queries of one map, by frame, turned back
   std::byte* mapped;     // and mapped
   std::byte* q;          // those of all maps as attention takes them
   float* more;           // partial results of a frame
+  int64_t n_bytes = 0;   // before those
 };
 
-// Makes the queries of a call for one frame after the other.
+// Makes the queries of a call for some frames at a time.
 class FrameQueries {
  public:
-  FrameQueries(const FramesOfHead& frames, const AttendParams& params, const FrameMemory& memory)
-      : frames_(frames),
+  FrameQueries(const FrameKernels& kernels, const FramesOfHead& frames, const AttendParams& params,
+               const FrameMemory& memory)
+      : kernels_(kernels),
+        frames_(frames),
         params_(params),
         memory_(memory),
         type_(params.shape.row_type),
         element_(SizeOf(type_)),
-        width_(params.shape.rank_k + 2 * params.mean.n_pairs),
-        n_tokens_(params.n_rows / params.gqa_group),
-        group_(params.gqa_group / static_cast<int>(frames.maps.size())) {}
+        unit_(std::sqrt(frames.way_back)),
+        n_maps_(static_cast<int>(frames.maps.size())),
+        group_(params.gqa_group / n_maps_),
+        n_map_rows_(params.n_rows / n_maps_) {
+    for (int map = 0; map < n_maps_; ++map) {
+      for (int i = 0; i < n_map_rows_; ++i) {
+        const int64_t row = RowOf(map, i);
+        const int64_t from = row * frames_.q_stride + int64_t{map} * frames_.head_dim;
+        float* const whole = memory_.whole + row * frames_.head_dim;
+        ConvertToFloat(type_, frames_.q + from * element_, frames_.head_dim, whole);
+        if (HasMean()) FindMeanWeights(map, whole, memory_.of_mean + row * kMeanWeights);
+      }
+    }
+  }
 
-  int64_t width() const { return width_; }
-
-  // For the frame that begins at `position`.
-  void Make(int position, Linear* linear, int worker_id) {
-    for (size_t map = 0; map < frames_.maps.size(); ++map) {
-      for (int64_t i = 0; i < int64_t{n_tokens_} * group_; ++i) {
-        const std::byte* const whole = frames_.q + (RowOf(map, i) * frames_.q_stride +
-                                                    static_cast<int64_t>(map) * frames_.head_dim) *
-                                                       element_;
-        TurnBack(whole, position, memory_.turned + i * frames_.head_dim * element_);
-        memory_.offset_scores[RowOf(map, i)] = OffsetScore(map);
+  // Makes those of n_frames frames, at most FramesTogether, of which the first begins at
+  // `position`.
+  void Make(int position, int n_frames) {
+    for (int map = 0; map < n_maps_; ++map) {
+      for (int frame = 0; frame < n_frames; ++frame) {
+        FindAngles(position + frame * kFramePositions);
+        for (int i = 0; i < n_map_rows_; ++i) TurnBack(map, i, frame);
       }
       LinearParams product;
       product.w = frames_.maps[map];
-      product.n_rows = int64_t{n_tokens_} * group_;
+      product.n_rows = int64_t{n_frames} * n_map_rows_;
       product.x_type = product.y_type = type_;
       product.x = memory_.turned;
       product.x_stride = frames_.head_dim;
       product.y = memory_.mapped;
-      product.y_stride = width_;
-      linear->RunOnWorker(product, worker_id);
-      for (int64_t i = 0; i < int64_t{n_tokens_} * group_; ++i) Place(RowOf(map, i), i);
+      product.y_stride = params_.shape.rank_k;
+      kernels_.linear->RunOnWorker(product, kernels_.worker_id);
+      const int64_t row_bytes = params_.shape.rank_k * element_;
+      for (int64_t i = 0; i < product.n_rows; ++i) {
+        const int64_t row = i / n_map_rows_ * params_.n_rows + RowOf(map, i % n_map_rows_);
+        std::memcpy(memory_.q + row * row_bytes, memory_.mapped + i * row_bytes, row_bytes);
+      }
     }
+  }
+  // Of one of the frames that were made last.
+  const std::byte* q(int frame) const {
+    return memory_.q + int64_t{frame} * params_.n_rows * params_.shape.rank_k * element_;
+  }
+  const float* offset_scores(int frame) const {
+    return memory_.offset_scores + int64_t{frame} * params_.n_rows;
+  }
+
+  // For blocks of one frame, of which the first begins at `position`.
+  TurningMean MeanOf(int position, int n_blocks) const {
+    const MeanAngles& mean = frames_.mean_angles;
+    if (!HasMean()) return {};
+    for (int block = 0; block < n_blocks; ++block) {
+      const int64_t angles = int64_t{position + block * kBlockSize} * frames_.half;
+      float* const of_block = memory_.mean_weights + int64_t{block} * params_.n_rows * kMeanWeights;
+      for (int64_t row = 0; row < params_.n_rows; ++row) {
+        kernels_.elementwise.rope(memory_.of_mean + row * kMeanWeights, frames_.cos + angles,
+                                  frames_.sin + angles, 2 * mean.n_pairs, 2 * mean.n_pairs,
+                                  DType::kF32, of_block + row * kMeanWeights);
+      }
+    }
+    return {memory_.mean_weights, mean.cos, mean.sin, mean.n_pairs};
   }
 
  private:
+  bool HasMean() const { return frames_.mean_angles.n_pairs > 0; }
+
   // The row of a call that is row i of a map.
-  int64_t RowOf(size_t map, int64_t i) const {
-    return i / group_ * params_.gqa_group + static_cast<int64_t>(map) * group_ + i % group_;
+  int64_t RowOf(int map, int i) const {
+    return int64_t{i / group_} * params_.gqa_group + int64_t{map} * group_ + i % group_;
   }
 
-  void TurnBack(const std::byte* from, int position, std::byte* to) const {
-    float* const row = memory_.row;
-    ConvertToFloat(type_, from, frames_.head_dim, row);
+  // The mean m of a pair adds q R(j) m = c cos + s sin at j to a score. With j = p + t that is
+  // c' cos + s' sin at t, where (s', c') is (s, c) turned by p. Sets `to` to (s, c) of all pairs,
+  // turned from the first token of a block to its middle.
+  void FindMeanWeights(int map, const float* q, float* to) const {
+    const MeanAngles& angles = frames_.mean_angles;
+    const float* const mean = frames_.turning_mean + int64_t{map} * frames_.head_dim;
     const int half = frames_.half;
-    const float unit = std::sqrt(frames_.way_back);
-    const int64_t angles = int64_t{position} * half;
-    for (int i = frames_.n_absolute; i < half; ++i) {
-      const float cos = unit * frames_.cos[angles + i], sin = unit * frames_.sin[angles + i];
-      const float a = row[i], b = row[i + half];
-      row[i] = a * cos + b * sin;
-      row[i + half] = b * cos - a * sin;
+    for (int i = 0; i < angles.n_pairs; ++i) {
+      const float c = unit_ * (q[i] * mean[i] + q[i + half] * mean[i + half]);
+      const float s = unit_ * (q[i + half] * mean[i] - q[i] * mean[i + half]);
+      to[i] = s * angles.middle_cos[i] - c * angles.middle_sin[i];
+      to[angles.n_pairs + i] = c * angles.middle_cos[i] + s * angles.middle_sin[i];
     }
-    ConvertFromFloat(type_, row, frames_.head_dim, to);
+  }
+
+  // Those by which queries turn back, which absolute pairs do not.
+  void FindAngles(int position) {
+    const int half = frames_.half;
+    const float* const cos = frames_.cos + int64_t{position} * half;
+    const float* const sin = frames_.sin + int64_t{position} * half;
+    for (int i = 0; i < half; ++i) {
+      const bool turns = i >= frames_.n_absolute;
+      memory_.angles[i] = turns ? unit_ * cos[i] : 1;
+      memory_.angles[half + i] = turns ? -unit_ * sin[i] : 0;
+    }
+  }
+
+  void TurnBack(int map, int i, int frame) {
+    const int d = frames_.head_dim, half = frames_.half;
+    const int64_t row = RowOf(map, i);
+    const ElementwiseKernels& elementwise = kernels_.elementwise;
+    elementwise.rope(memory_.whole + row * d, memory_.angles, memory_.angles + half, 2 * half, d,
+                     DType::kF32, memory_.row);
+    elementwise.convert(
+        memory_.row, d, type_,
+        memory_.turned + (int64_t{frame} * n_map_rows_ + i) * int64_t{d} * element_);
+    memory_.offset_scores[int64_t{frame} * params_.n_rows + row] = OffsetScore(map);
   }
 
   // What the offset that keys have lost would add to the score of each key of the frame, for the
   // query that was turned back last. Without frames it is the same for all keys, and nothing.
-  float OffsetScore(size_t map) const {
+  float OffsetScore(int map) const {
     if (frames_.key_offset == nullptr) return 0;
     const int d = frames_.head_dim;
-    const float* const offset = frames_.key_offset + static_cast<int64_t>(map) * d;
-    return params_.sm_scale * std::inner_product(offset, offset + d, memory_.row, 0.0f);
+    const float* const offset = frames_.key_offset + int64_t{map} * d;
+    constexpr int kSums = 8;  // which are vectors
+    float sums[kSums] = {};
+    int i = 0;
+    for (; i + kSums <= d; i += kSums) {
+      for (int j = 0; j < kSums; ++j) sums[j] += offset[i + j] * memory_.row[i + j];
+    }
+    float sum = 0;
+    for (; i < d; ++i) sum += offset[i] * memory_.row[i];
+    for (const float part : sums) sum += part;
+    return params_.sm_scale * sum;
   }
 
-  // The weights of the mean are those of the query as it is.
-  void Place(int64_t row, int64_t mapped_row) const {
-    const int64_t rank = params_.shape.rank_k;
-    std::byte* const to = memory_.q + row * width_ * element_;
-    std::memcpy(to, memory_.mapped + mapped_row * width_ * element_, rank * element_);
-    const std::byte* const whole =
-        static_cast<const std::byte*>(params_.q) + row * params_.q_stride * element_;
-    std::memcpy(to + rank * element_, whole + rank * element_, (width_ - rank) * element_);
-  }
-
+  const FrameKernels& kernels_;
   const FramesOfHead& frames_;
   const AttendParams& params_;
   const FrameMemory& memory_;
   DType type_;
   int64_t element_;
-  int64_t width_;
-  int n_tokens_, group_;
+  float unit_;  // what takes the amplitude off cosines and sines
+  int n_maps_, group_;
+  int n_map_rows_;  // of a frame
 };
 
 }  // namespace
 
 int64_t FrameScratchBytes(const BlockShape& shape, int head_dim, int n_rows,
                           int64_t max_item_floats) {
-  const int64_t n_numbers = n_rows * (head_dim + 2 * MostQueryWidth(shape));
-  return RoundUp(head_dim * int64_t{sizeof(float)}, kLineBytes) + n_rows * int64_t{sizeof(float)} +
-         n_numbers * SizeOf(shape.row_type) + 4 * kLineBytes + 4 * max_item_floats;
+  return FrameMemory(shape, head_dim, n_rows, nullptr).n_bytes + 4 * max_item_floats;
 }
 
-void AttendFrames(const AttendKernels& kernels, Linear* linear, int worker_id,
-                  const FramesOfHead& frames, const AttendParams& p, const FrameScratch& scratch) {
+void AttendFrames(const FrameKernels& kernels, const FramesOfHead& frames, const AttendParams& p,
+                  const FrameScratch& scratch) {
   KVL_DCHECK(p.scores == nullptr);
   const FrameMemory memory(p.shape, frames.head_dim, p.n_rows, scratch.own);
-  FrameQueries queries(frames, p, memory);
   const int rank_v = p.shape.rank_v;
   const PartialRows more = PartialAt(memory.more, p.n_rows, rank_v);
   const int end = std::min(p.kv_end, p.first_visible + (p.n_rows - 1) / p.gqa_group);
-  int entry =
+  const int begin =
       std::max(p.kv_begin, std::max(0, p.first_visible - p.window) / kBlockSize * kBlockSize);
-  if (entry >= end) return kernels.attend(p, scratch.kernel);  // which sees nothing
-  for (bool is_first = true; entry < end; is_first = false) {
-    const int place = (entry + frames.first_place) % kFramePositions;
+  if (begin >= end) return kernels.attend.attend(p, scratch.kernel);  // which sees nothing
+  FrameQueries queries(kernels, frames, p, memory);
+  for (int entry = begin, n_made = 0, idx = 0; entry < end; ++idx) {
+    const int first = entry - (entry + frames.first_place) % kFramePositions;  // of the frame
+    if (idx == n_made) {
+      const int n_left = (end - first + kFramePositions - 1) / kFramePositions;
+      n_made = std::min(FramesTogether(p.n_rows), n_left);
+      queries.Make(frames.first_position + first, n_made);
+      idx = 0;
+    }
     AttendParams frame = p;
     frame.kv_begin = entry;
-    frame.kv_end = std::min(p.kv_end, entry + kFramePositions - place);
-    queries.Make(frames.first_position + entry - place, linear, worker_id);
-    frame.q = memory.q;
-    frame.q_stride = queries.width();
+    frame.kv_end = std::min(p.kv_end, first + kFramePositions);
+    const int n_blocks = (std::min(end, frame.kv_end) - entry + kBlockSize - 1) / kBlockSize;
+    frame.mean = queries.MeanOf(frames.first_position + entry, n_blocks);
+    frame.q = queries.q(idx);
+    frame.q_stride = p.shape.rank_k;
+    const bool is_first = entry == begin;
     if (!is_first) {
       frame.o = more.o;
       frame.o_stride = rank_v;
       frame.row_max = more.row_max;
       frame.row_sum = more.row_sum;
     }
-    kernels.attend(frame, scratch.kernel);
-    for (int row = 0; row < p.n_rows; ++row) frame.row_max[row] += memory.offset_scores[row];
+    kernels.attend.attend(frame, scratch.kernel);
+    const float* const offset_scores = queries.offset_scores(idx);
+    for (int row = 0; row < p.n_rows; ++row) frame.row_max[row] += offset_scores[row];
     if (!is_first) MergePartial(more, p.n_rows, rank_v, {p.o, p.row_max, p.row_sum}, p.o_stride);
     entry = frame.kv_end;
   }

@@ -1,5 +1,6 @@
 // Attention to blocks whose keys are turned inside frames (format/keys.h): queries are turned back
 // by the start of a frame and mapped for each frame, whose blocks are then attended to as they lie.
+// Those of several frames are one product, so that a map is read once for all of them.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,9 @@
 #include <vector>
 
 #include "cpu/kernels/attend/attend.h"
+#include "cpu/kernels/elementwise/elementwise.h"
 #include "cpu/kernels/linear/linear.h"
+#include "format/mean_angles.h"
 
 namespace kvlathe {
 
@@ -16,6 +19,8 @@ namespace kvlathe {
 struct FramesOfHead {
   std::vector<const PackedMatrix*> maps;  // empty: there are no frames
   const float* key_offset = nullptr;      // [maps.size(), head_dim], or null
+  const float* turning_mean = nullptr;    // likewise
+  MeanAngles mean_angles;                 // of the pairs that have lost a mean
   const float* cos = nullptr;             // [position][half]
   const float* sin = nullptr;
   int half = 0;
@@ -40,10 +45,16 @@ struct FrameScratch {
   std::byte* own = nullptr;     // FrameScratchBytes, 64-byte aligned
 };
 
-// Does what kernels.attend does. Of params.q only the weights of the turning mean are read. There
-// are no scores.
-void AttendFrames(const AttendKernels& kernels, Linear* linear, int worker_id,
-                  const FramesOfHead& frames, const AttendParams& params,
-                  const FrameScratch& scratch);
+// What computes. worker_id picks the scratch memory of `linear`.
+struct FrameKernels {
+  const AttendKernels& attend;
+  const ElementwiseKernels& elementwise;
+  Linear* linear;
+  int worker_id;
+};
+
+// Does what kernels.attend.attend does. params.q and params.mean are not read. There are no scores.
+void AttendFrames(const FrameKernels& kernels, const FramesOfHead& frames,
+                  const AttendParams& params, const FrameScratch& scratch);
 
 }  // namespace kvlathe

@@ -30,6 +30,11 @@ KVL_LANES bool AnyGreater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_G
 KVL_LANES float MaxOfLanes(Vec x) { return _mm512_reduce_max_ps(x); }
 KVL_LANES float SumOfLanes(Vec x) { return _mm512_reduce_add_ps(x); }
 KVL_LANES float FirstLane(Vec x) { return _mm512_cvtss_f32(x); }
+// The last lane first.
+KVL_LANES Vec Reversed(Vec x) {
+  return _mm512_permutexvar_ps(
+      _mm512_setr_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), x);
+}
 
 KVL_LANES IntVec LoadWords(const void* p) { return _mm512_loadu_si512(p); }
 KVL_LANES void StoreWords(void* p, IntVec x) { _mm512_storeu_si512(p, x); }
@@ -229,6 +234,9 @@ KVL_LANES float SumOfLanes(Vec x) {
   return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
 }
 KVL_LANES float FirstLane(Vec x) { return _mm256_cvtss_f32(x); }
+KVL_LANES Vec Reversed(Vec x) {
+  return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0));
+}
 
 KVL_LANES IntVec LoadWords(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));

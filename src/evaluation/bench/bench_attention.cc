@@ -137,8 +137,8 @@ Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
     n_query_tokens = std::max<int64_t>(n_query_tokens, c.row.n_tokens);
     heads_per_map = std::max(heads_per_map, HeadsPerMap(c.keys));
   }
-  const int64_t query_width = options.head_dim * heads_per_map + 2 * kMostTurningPairs;
-  const int64_t query_bytes = 2 * n_query_tokens * options.n_heads * query_width;
+  const int64_t query_bytes =
+      int64_t{2} * n_query_tokens * options.n_heads * options.head_dim * heads_per_map;
   BenchMemory memory;
   KVL_ASSIGN_OR_RETURN(memory.blocks, Buffer::Allocate(block_bytes, "benchmark blocks"));
   KVL_ASSIGN_OR_RETURN(memory.q, Buffer::Allocate(query_bytes, "benchmark queries"));

@@ -258,21 +258,24 @@ void MakeKeyMaps(const AttentionBenchOptions& options, Residents* residents, Att
   }
 }
 
-// Random maps of queries, one for each KV head of the model, and angles that turn nothing.
+// Random maps of queries, one for each KV head of the model, a random mean, and angles that turn
+// nothing.
 Status MakeFrameMaps(const AttentionBenchOptions& options, Residents* residents, AttentionCase* c) {
   if (!HasFrames(c->keys)) return OkStatus();
   const int n_joined = HeadsPerMap(c->keys), head_dim = options.head_dim / n_joined;
   Random random(options.seed, 4);
+  c->mean_angles = MakeMeanAngles(std::vector<double>(TurningPairs(c->keys)), 1);
+  c->turning_mean.resize(options.head_dim);
+  for (float& x : c->turning_mean) x = static_cast<float>(random.Normal());
   std::vector<float> map;
   for (const BlockShape& shape : c->layout.shapes) {
-    const int n_out = shape.rank_k + 2 * TurningPairs(c->keys);
-    map.resize(int64_t{n_out} * head_dim);
+    map.resize(int64_t{shape.rank_k} * head_dim);
     const double deviation = 1 / std::sqrt(head_dim);
     for (float& x : map) x = static_cast<float>(deviation * random.Normal());
     for (int i = 0; i < n_joined; ++i) {
-      KVL_ASSIGN_OR_RETURN(
-          Weight weight, Weight::Create(residents, n_out, head_dim, DenseWeights(shape.row_type)));
-      weight.WriteRows(0, n_out, DType::kF32, map.data(), head_dim);
+      KVL_ASSIGN_OR_RETURN(Weight weight, Weight::Create(residents, shape.rank_k, head_dim,
+                                                         DenseWeights(shape.row_type)));
+      weight.WriteRows(0, shape.rank_k, DType::kF32, map.data(), head_dim);
       c->frame_maps.push_back(weight.id());
       c->frame_queries.push_back(std::move(weight));
     }
@@ -317,7 +320,6 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
   const int group = options.n_heads / options.n_kv_heads;
   const int64_t n_tokens = c->row.n_tokens, n_rows = n_tokens * group;
   const auto n_head_blocks = static_cast<size_t>(BlocksOf(c->row.context));
-  const int n_mean_weights = 2 * TurningPairs(c->keys);
   for (size_t i = 0; i < c->layout.shapes.size(); ++i) {
     const int64_t head = static_cast<int64_t>(i) % options.n_kv_heads;
     const BlockShape& shape = c->layout.shapes[i];
@@ -327,9 +329,8 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
          .head_dim = options.head_dim,
          .gqa_group = group,
          .n_tokens = c->row.n_tokens,
-         .q = memory.places(memory.q.as<Bf16>() +
-                            head * n_rows * (options.head_dim + n_mean_weights)),
-         .q_stride = shape.rank_k + n_mean_weights,
+         .q = memory.places(memory.q.as<Bf16>() + head * n_rows * options.head_dim),
+         .q_stride = shape.rank_k,
          .blocks = std::span(c->blocks).subspan(i * n_head_blocks, n_head_blocks),
          .n_entries = c->lengths[i],
          .first_visible = c->lengths[i] - c->row.n_tokens + 1,
@@ -340,7 +341,6 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
         c->cos.empty() ? KeyRotationId()
                        : KeyRotationId{memory.places(c->cos.data()), memory.places(c->sin.data()),
                                        options.head_dim / HeadsPerMap(c->keys) / 2};
-    if (n_mean_weights > 0) c->jobs.back().mean = {rotation, n_mean_weights / 2};
     if (HasFrames(c->keys)) {
       const int n_joined = HeadsPerMap(c->keys);
       HeadJob& job = c->jobs.back();
@@ -348,6 +348,9 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
       job.q_full_stride = options.head_dim;
       job.frames = {
           .maps = std::span(c->frame_maps).subspan(i * n_joined, static_cast<size_t>(n_joined)),
+          .turning_mean = memory.places(c->turning_mean.data()),
+          .mean_angles = memory.places(c->mean_angles.data()),
+          .n_pairs = TurningPairs(c->keys),
           .cos = rotation.cos,
           .sin = rotation.sin,
           .half = rotation.half,

@@ -39,6 +39,7 @@ struct AttentionCase {
   // Of a format that has them, by layer.
   std::vector<Resident<CodebooksId>> codebooks;
   std::vector<float> cos, sin;  // by which all heads turn their keys, where they do
+  std::vector<float> turning_mean, mean_angles;  // of all heads, of keys in frames (FrameIds)
   Keys keys;
   std::vector<Resident<LatentMapId>> maps;  // [n_layers * n_kv_heads], of latent keys
   std::vector<Weight> frame_queries;        // [n_layers * KV heads of the model], of keys in frames

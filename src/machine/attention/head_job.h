@@ -54,20 +54,17 @@ struct LatentIds {
   }
 };
 
-// The mean that keys of blocks have lost and that turns with their positions (format/keys.h):
-// TurningMean with ids in place of addresses.
-struct TurningMeanIds {
-  KeyRotationId rotation;  // of HeadJob::blocks
-  int n_pairs = 0;         // 0: none was taken off
-};
-
 // The frames in which keys of blocks are turned (format/keys.h).
 struct FrameIds {
   // The map of queries for each of the KV heads of the model that the head joins; none: there are
-  // no frames. Behind rank_k numbers a product has those of the weights of the mean.
+  // no frames.
   std::span<const WeightId> maps;
   // What keys have lost after they turned, [maps.size(), head_dim] F32; null: nothing.
   ObjectPlace key_offset;
+  // What the first n_pairs pairs of channels have lost before that, likewise, and the table of
+  // MeanAngles (format/mean_angles.h).
+  ObjectPlace turning_mean, mean_angles;
+  int n_pairs = 0;       // 0: they have lost nothing
   ObjectPlace cos, sin;  // [position][half]
   int half = 0;
   int n_absolute = 0;      // AbsolutePairs
@@ -96,15 +93,14 @@ struct HeadJob {
   int gqa_group = 1;  // query heads that share this KV head
   int n_tokens = 0;   // query tokens; rows are token-major: row = t * gqa_group + h
   ObjectPlace q;      // [n_tokens * gqa_group, rank_k] row_type, in the key basis, not
-                      // scaled; with latents q_full. Behind rank_k numbers, with a turning mean,
-                      // the weights of its cosines and of its sines, n_pairs each
+                      // scaled; with latents q_full; not used with frames
   int64_t q_stride = 0;
-  ObjectPlace q_full;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0
+  ObjectPlace q_full;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0, and
+                       // with frames
   int64_t q_full_stride = 0;
   std::span<const ObjectId> blocks;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
   SealedHead packed;                 // its runs are the first blocks; without runs all are plain
   LatentIds latents;
-  TurningMeanIds mean;
   FrameIds frames;
   int n_entries = 0;  // entries in the blocks, those of this step included
   // How many entries of the blocks token 0 sees; token t sees first_visible + t. Negative while the

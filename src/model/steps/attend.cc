@@ -62,9 +62,6 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   AddQueries(place, g, a, &job);
   if (TurnWhenRead(layout.keys)) job.latents = LatentsOf(place, g);
   if (HasFrames(layout.keys)) job.frames = FramesOf(place, g);
-  if (TurningPairs(layout.keys) > 0) {
-    job.mean = {place.rotation.From(place.first_block), TurningPairs(layout.keys)};
-  }
   const std::span<const ObjectId> blocks = head.blocks();
   job.blocks = blocks.subspan(std::min<size_t>(place.first_block, blocks.size()));
   if (layout.seal.has_value()) AddPacked(place, g, &job);
@@ -123,16 +120,21 @@ FrameIds AttendStep::FramesOf(const Place& place, int kv_head_idx) const {
   const LayerRows& rows = layer_.rows;
   const RotationTables& rotations = *layer_.rotations;
   const int n_joined = rows.heads_per_map(), n_before = place.first_block * kBlockSize;
-  return {.maps = std::span(frame_maps_).subspan(kv_head_idx * n_joined, n_joined),
-          .key_offset = layer_.basis.key_offset[kv_head_idx].place(),
-          .cos = rotations.cos(layer_.idx),
-          .sin = rotations.sin(layer_.idx),
-          .half = rotations.rope_dim(layer_.idx) / 2,
-          .n_absolute = rotations.absolute_pairs(layer_.idx),
-          .way_back = rotations.way_back(layer_.idx),
-          .head_dim = rows.head_dim,
-          .first_position = layer_.layout->n_sink + n_before,
-          .first_place = n_before % kFramePositions};
+  FrameIds frames = {.maps = std::span(frame_maps_).subspan(kv_head_idx * n_joined, n_joined),
+                     .key_offset = layer_.basis.key_offset[kv_head_idx].place(),
+                     .n_pairs = TurningPairs(rows.keys),
+                     .cos = rotations.cos(layer_.idx),
+                     .sin = rotations.sin(layer_.idx),
+                     .half = rotations.rope_dim(layer_.idx) / 2,
+                     .n_absolute = rotations.absolute_pairs(layer_.idx),
+                     .way_back = rotations.way_back(layer_.idx),
+                     .head_dim = rows.head_dim,
+                     .first_position = layer_.layout->n_sink + n_before,
+                     .first_place = n_before % kFramePositions};
+  if (frames.n_pairs == 0) return frames;
+  frames.turning_mean = layer_.basis.turning_mean[kv_head_idx].place();
+  frames.mean_angles = rotations.mean_angles(layer_.idx);
+  return frames;
 }
 
 LatentIds AttendStep::LatentsOf(const Place& place, int kv_head_idx) const {

@@ -50,7 +50,7 @@ HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
     head.turning_mean = basis.turning_mean[g].place() + part * f32_row;
   }
   if (rows.maps_queries()) {
-    const int64_t width = rows.QueryWidth(g);
+    const int64_t width = rows.KeyWidth(g);
     head.query_map = basis.query[kv_head_idx].id();
     head.mapped_q = rows.Queries(a, g).first + part * group * width * element;
     head.mapped_q_stride = rows.gqa_group() * width;

@@ -9,6 +9,7 @@
 #include "base/cpu_features.h"
 #include "format/codebook/codebook.h"
 #include "format/keys.h"
+#include "format/mean_angles.h"
 #include "format/packed_layout.h"
 #include "format/rows/block_layout.h"
 
@@ -46,13 +47,18 @@ struct PackedHead {
 };
 
 // What queries add to the scores of all entries of blocks because keys have lost a mean there that
-// turns with their positions (format/keys.h): for each pair of channels a cosine and a sine of the
-// position, in the weights that the query row has behind its rank_k numbers: those of the cosines
-// of all pairs, then those of the sines.
+// turns with their positions (format/mean_angles.h): for tokens 32 + d and 31 - d of a block the
+// sum and the difference of sum over pairs of weight cos and of sum over pairs of weight sin, each
+// at d + 1/2.
 struct TurningMean {
-  KeyRotation rotation;  // of AttendParams::blocks
-  int n_pairs = 0;       // 0: no mean was taken off. A multiple of 8, at most kMostTurningPairs
+  // By blocks from kv_begin on and by rows, kMeanWeights from row to row: those of the sines of all
+  // pairs, then those of the cosines.
+  const float* weights = nullptr;
+  const float* cos = nullptr;  // [n_pairs][kHalfBlock]
+  const float* sin = nullptr;
+  int n_pairs = 0;  // 0: no mean was taken off. A multiple of 8, at most kMostTurningPairs
 };
+inline constexpr int kMeanWeights = 2 * kMostTurningPairs;
 
 // Query rows of one KV head over a range of its entries. Ranks are multiples of 16 and at most
 // MostChannels(); visible entries are finite. Blocks may lie anywhere; each is fetched while the
@@ -66,7 +72,7 @@ struct AttendParams {
   BlockShape shape;
   int gqa_group = 1;
   int n_rows = 0;           // n_tokens * gqa_group
-  const void* q = nullptr;  // [n_rows, rank_k + 2 * mean.n_pairs] row_type, not scaled
+  const void* q = nullptr;  // [n_rows, rank_k] row_type, not scaled
   int64_t q_stride = 0;     // elements from row to row
   const std::byte* const* blocks =
       nullptr;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)

@@ -31,14 +31,11 @@ constexpr int kPanelRows = 64;
 // Floats from a row of the scratch's q to the next. A constant, so that the rows of a tile have one
 // address; a line more than a power of two, so that rows lie in different sets of L1.
 constexpr int kQStride = kMaxRank + 16;
-// The same of the weights of a turning mean.
-constexpr int kMeanStride = 2 * kMostTurningPairs + 16;
 
 struct Scratch {
   alignas(64) float probs[kPanelRows][kBlockSize];
   alignas(64) float sums[kPanelRows][kLanes];
-  alignas(64) float q[kPanelRows * kQStride];        // as floats
-  alignas(64) float mean[kPanelRows * kMeanStride];  // the weights behind them
+  alignas(64) float q[kPanelRows * kQStride];  // as floats
   // Of a sealed block: the values of K and V, or the numbers of one of them.
   alignas(64) float values[2 * kBlockSize * kMaxRank];
   PanelWeights rounded;
@@ -271,35 +268,50 @@ void ScoreRows(const Panel& panel, const BlockView<Row>& block, bool is_first, i
   });
 }
 
-// Adds what the turning mean of keys adds to the scores of the rows of a tile against the tokens of
-// kCols vectors of sums.
-template <int kRows, int kCols>
-void AddMeanTile(const TurningMean& mean, int64_t offset, const float* weights, float* scores) {
+// Adds the even or the odd part of what the turning mean of keys adds to the scores of the rows of
+// a tile, against kCols vectors of tokens on either side of the middle of a block.
+template <bool kIsOdd, int kRows, int kCols>
+KVL_INLINE void AddMeanTile(const float* angles, int n_pairs, const float* weights, int col,
+                            float* scores) {
   Vec sums[kRows][kCols];
   Clear(sums);
-  const float* const none = nullptr;
-  AddPairs<float>(Weights<kMeanStride>{weights}, mean.rotation.cos + offset, 2 * kBlockSize,
-                  mean.n_pairs / 2, none, sums);
-  AddPairs<float>(Weights<kMeanStride>{weights + mean.n_pairs}, mean.rotation.sin + offset,
-                  2 * kBlockSize, mean.n_pairs / 2, none, sums);
-  Unroll<kRows>([&](auto r) {
-    Unroll<kCols / Lines<float>::kVecs>([&](auto c) {
-      float* const score = scores + r.value * kBlockSize + kLanes * c.value;
-      Store(score, Load(score) + WholeSums<float>(sums[r.value], c.value));
+  angles += col * kLanes;
+  for (int pair = 0; pair < n_pairs; ++pair) {
+    Vec x[kCols];
+    Unroll<kCols>([&](auto c) KVL_PART { x[c.value] = Load(angles + c.value * kLanes); });
+    Unroll<kRows>([&](auto r) KVL_PART {
+      const Vec w = Broadcast(weights + r.value * kMeanWeights + pair);
+      Unroll<kCols>([&](auto c) KVL_PART {
+        sums[r.value][c.value] = AddProduct(sums[r.value][c.value], w, x[c.value]);
+      });
+    });
+    angles += kHalfBlock;
+  }
+  Unroll<kRows>([&](auto r) KVL_PART {
+    Unroll<kCols>([&](auto c) KVL_PART {
+      const int distance = (col + c.value) * kLanes;
+      float* const behind = scores + r.value * kBlockSize + kHalfBlock + distance;
+      float* const before = scores + r.value * kBlockSize + kHalfBlock - distance - kLanes;
+      const Vec sum = sums[r.value][c.value], turned = Reversed(sum);
+      Store(behind, Load(behind) + sum);
+      Store(before, kIsOdd ? Load(before) - turned : Load(before) + turned);
     });
   });
 }
 
 template <int kRows>
 void AddMean(const Panel& panel, int block, int row, float* scores) {
-  using L = Lines<float>;
-  const TurningMean& mean = panel.p->mean;
-  const int64_t of_block = int64_t{block} * kBlockSize * mean.rotation.half;
-  const float* const weights = panel.scratch->mean + row * kMeanStride;
-  ForEachTile<TileCols<float, kRows>()>(kBlockSize / kLanes * L::kVecs, [&](auto cols, int col) {
-    AddMeanTile<kRows, cols.value>(mean, of_block + int64_t{col} * L::kVecElements, weights,
-                                   scores + col / L::kVecs * kLanes);
-  });
+  constexpr int kMostCols = kHalfBlock / kLanes;
+  constexpr int kCols = kRows > 2 ? 2 : kMostCols;
+  const AttendParams& p = *panel.p;
+  const TurningMean& mean = p.mean;
+  const int64_t idx = block - p.kv_begin / kBlockSize;
+  const float* const weights =
+      mean.weights + (idx * p.n_rows + panel.first_row + row) * kMeanWeights;
+  for (int col = 0; col < kMostCols; col += kCols) {
+    AddMeanTile<true, kRows, kCols>(mean.sin, mean.n_pairs, weights, col, scores);
+    AddMeanTile<false, kRows, kCols>(mean.cos, mean.n_pairs, weights + mean.n_pairs, col, scores);
+  }
 }
 
 // Turns the scores of one row into probabilities against its maximum, which may rise. Tokens
@@ -513,10 +525,6 @@ KVL_INLINE void PointToQ(const Row* q, Panel* panel) {
     float* to = panel->scratch->q + row * kQStride;
     for (int r = 0; r < panel->p->shape.rank_k; r += kLanes) {
       Store(to + r, Lines<Row>::Row(from + r));
-    }
-    float* mean = panel->scratch->mean + row * kMeanStride;
-    for (int i = 0; i < 2 * panel->p->mean.n_pairs; i += kLanes) {
-      Store(mean + i, Lines<Row>::Row(from + panel->p->shape.rank_k + i));
     }
   }
   panel->q = panel->scratch->q;

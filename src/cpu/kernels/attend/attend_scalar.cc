@@ -35,17 +35,20 @@ void ScoreBlock(const Q* q, const T* k, int rank_k, int n_valid, float* scores) 
   }
 }
 
-// Adds what the mean of turned keys adds to the scores of a block. `weights` lie behind a query.
-template <typename Q>
-void AddTurningMean(const TurningMean& mean, int block, const Q* weights, int n_valid,
-                    float* scores) {
-  const KeyRotation of_block = mean.rotation.From(block);
+// Adds what the mean of turned keys adds to the scores of a row and a block, whose weights these
+// are.
+void AddTurningMean(const TurningMean& mean, const float* weights, int n_valid, float* scores) {
+  float even[kHalfBlock] = {}, odd[kHalfBlock] = {};
   for (int i = 0; i < mean.n_pairs; ++i) {
-    const float of_cos = ToFloat(weights[i]), of_sin = ToFloat(weights[mean.n_pairs + i]);
-    for (int t = 0; t < n_valid; ++t) {
-      const int64_t at = KeyOffset(t, i);
-      scores[t] += of_cos * of_block.cos[at] + of_sin * of_block.sin[at];
+    const float of_sin = weights[i], of_cos = weights[mean.n_pairs + i];
+    for (int d = 0; d < kHalfBlock; ++d) {
+      even[d] += of_cos * mean.cos[i * kHalfBlock + d];
+      odd[d] += of_sin * mean.sin[i * kHalfBlock + d];
     }
+  }
+  for (int t = 0; t < n_valid; ++t) {
+    const int d = t < kHalfBlock ? kHalfBlock - 1 - t : t - kHalfBlock;
+    scores[t] += t < kHalfBlock ? even[d] - odd[d] : even[d] + odd[d];
   }
 }
 
@@ -75,7 +78,9 @@ void AttendBlock(const AttendParams& p, int begin, const T* k) {
     const Q* const q = static_cast<const Q*>(p.q) + row * p.q_stride;
     ScoreBlock(q, k, rank_k, n_valid, scores);
     if (p.mean.n_pairs > 0) {
-      AddTurningMean(p.mean, begin / kBlockSize, q + rank_k, n_valid, scores);
+      const int64_t block = (begin - p.kv_begin) / kBlockSize;
+      AddTurningMean(p.mean, p.mean.weights + (block * p.n_rows + row) * kMeanWeights, n_valid,
+                     scores);
     }
     if (p.scores != nullptr) {
       std::copy_n(scores, n_valid, p.scores + row * p.scores_stride + begin - p.kv_begin);

@@ -11,278 +11,24 @@
 #include <vector>
 
 #include "base/random.h"
-#include "cpu/kernels/testing/attend_emulated.h"
+#include "cpu/kernels/testing/attend_problem.h"
 #include "cpu/kernels/testing/attend_ref.h"
 #include "tensor/buffer.h"
 
 namespace kvlathe {
 namespace {
 
-struct KernelSet {
-  std::string name;
-  const AttendKernels* kernels;
-  DType row_type;
-  Isa isa;
-};
-
-std::vector<KernelSet> KernelSets() {
-  std::vector<KernelSet> sets;
-  for (Isa isa : AvailableIsas()) {
-    for (DType row_type : {DType::kF32, DType::kBf16}) {
-      sets.push_back({fmt::format("{} {}", IsaName(isa), DTypeName(row_type)),
-                      &GetAttendKernels(isa, row_type), row_type, isa});
-    }
-  }
-  if (HasBf16Dots(AvailableIsas().back())) {
-    sets.push_back({"emulated_tiles", &kAttendEmulatedTiles, DType::kBf16, Isa::kAmx});
-  }
-  return sets;
-}
-
-// Rows of a storage type, with the values that the reference sees.
-struct Rows {
-  Rows(int64_t n, DType row_type) : dtype(row_type), bytes(n * SizeOf(row_type)), values(n) {}
-  void Set(int64_t i, double x) {
-    const float f = static_cast<float>(x);
-    ConvertFromFloat(dtype, &f, 1, bytes.data() + i * SizeOf(dtype));
-    float rounded;
-    ConvertToFloat(dtype, bytes.data() + i * SizeOf(dtype), 1, &rounded);
-    values[i] = rounded;
-  }
-  const std::byte* at(int64_t i) const { return bytes.data() + i * SizeOf(dtype); }
-
-  DType dtype;
-  std::vector<std::byte> bytes;
-  std::vector<double> values;
-};
-
-Rows RandomRows(int64_t n, DType dtype, double sigma, double mean, Random& random) {
-  Rows rows(n, dtype);
-  for (int64_t i = 0; i < n; ++i) rows.Set(i, mean + sigma * random.Normal());
-  return rows;
-}
-
-struct Shape {
-  int rank_k = 64, rank_v = 64;
-  int n_tokens = 1, gqa_group = 1;
-  int kv_begin = 0, kv_end = 64;
-  int first_visible = 64;
-  int window = kNoWindow;
-  double q_sigma = 1;  // scores have about this standard deviation
-  int n_pairs = 0;     // of a turning mean
-
-  std::string Describe() const {
-    return fmt::format(
-        "rank_k={} rank_v={} n_tokens={} gqa_group={} kv=[{}, {}) first_visible={} window={}",
-        rank_k, rank_v, n_tokens, gqa_group, kv_begin, kv_end, first_visible, window);
-  }
-};
-
-// One KV head in blocks, all slots that hold no entry poisoned with NaN.
-struct Problem {
-  Problem(const Shape& problem_shape, DType row_type, uint64_t seed)
-      : shape(problem_shape),
-        block_shape{shape.rank_k, shape.rank_v, row_type},
-        random(seed),
-        n_rows(shape.n_tokens * shape.gqa_group),
-        q_stride(shape.rank_k + 2 * shape.n_pairs + 7),
-        q(RandomRows(int64_t{n_rows} * q_stride, row_type, shape.q_sigma, 0, random)),
-        k(RandomRows(int64_t{shape.kv_end} * shape.rank_k, row_type, 1, 0, random)),
-        v(RandomRows(int64_t{shape.kv_end} * shape.rank_v, row_type, 1, 0.5, random)) {
-    const int n_blocks = (shape.kv_end + kBlockSize - 1) / kBlockSize;
-    // Blocks lie in reverse order with a line between them: no kernel may rely on adjacency.
-    const int64_t step = BlockBytes(block_shape) + 64;
-    memory = Buffer::Allocate(n_blocks * step + 64, "test blocks").value();
-    std::memset(memory.data(), 0xff, memory.n_bytes());
-    for (int b = 0; b < n_blocks; ++b) blocks.push_back(memory.data() + (n_blocks - 1 - b) * step);
-    for (std::vector<float>* table : {&cos, &sin}) {
-      for (int i = 0; i < n_blocks * kBlockSize * kHalf; ++i) {
-        table->push_back(static_cast<float>(random.Normal()));
-      }
-    }
-    const AttendKernels& append = GetAttendKernels(Isa::kScalar, row_type);
-    for (int t = 0; t < shape.kv_end; t += kBlockSize) {
-      append.append({.shape = block_shape,
-                     .block = blocks[t / kBlockSize],
-                     .n_rows = std::min(kBlockSize, shape.kv_end - t),
-                     .k = k.at(int64_t{t} * shape.rank_k),
-                     .k_stride = shape.rank_k,
-                     .v = v.at(int64_t{t} * shape.rank_v),
-                     .v_stride = shape.rank_v});
-    }
-  }
-
-  AttendRefResult Reference() const {
-    AttendRefParams ref{.n_rows = n_rows,
-                        .gqa_group = shape.gqa_group,
-                        .rank_k = shape.rank_k + 2 * shape.n_pairs,
-                        .rank_v = shape.rank_v,
-                        .kv_begin = shape.kv_begin,
-                        .kv_end = shape.kv_end,
-                        .first_visible = shape.first_visible,
-                        .window = shape.window,
-                        .sm_scale = SmScale(),
-                        .q = {},
-                        .k = KeysWithAngles(),
-                        .v = v.values};
-    for (int row = 0; row < n_rows; ++row) {
-      const auto begin = q.values.begin() + int64_t{row} * q_stride;
-      ref.q.insert(ref.q.end(), begin, begin + ref.rank_k);
-    }
-    return AttendRef(ref);
-  }
-  // A turning mean is as many channels more, whose keys are cosines and sines.
-  std::vector<double> KeysWithAngles() const {
-    std::vector<double> keys;
-    for (int64_t t = 0; t < shape.kv_end; ++t) {
-      const auto row = k.values.begin() + t * shape.rank_k;
-      keys.insert(keys.end(), row, row + shape.rank_k);
-      const int64_t of_block = t / kBlockSize * kBlockSize * kHalf;
-      for (const std::vector<float>* table : {&cos, &sin}) {
-        for (int i = 0; i < shape.n_pairs; ++i) {
-          keys.push_back((*table)[of_block + KeyOffset(static_cast<int>(t % kBlockSize), i)]);
-        }
-      }
-    }
-    return keys;
-  }
-  TurningMean Mean() const {
-    return {{.cos = cos.data(), .sin = sin.data(), .half = kHalf}, shape.n_pairs};
-  }
-  static constexpr int kHalf = 24;  // pairs that the tables have
-  float SmScale() const { return 1.0f / std::sqrt(static_cast<float>(shape.rank_k)); }
-
-  Shape shape;
-  BlockShape block_shape;
-  Random random;
-  int n_rows;
-  int64_t q_stride;
-  Rows q, k, v;
-  Buffer memory;
-  std::vector<std::byte*> blocks;
-  std::vector<float> cos, sin;  // [n_blocks][kHalf / 2][kBlockSize][2]
-};
-
-struct Partial {
-  std::vector<float> o, row_max, row_sum;
-  int64_t o_stride;
-  std::vector<float> scores;  // asked for if it has the size of [n_rows, scores_stride]
-  int64_t scores_stride = 0;
-};
-
-constexpr float kUntouched = 12345.0f;
-
-Partial RunAttend(const AttendKernels& kernels, const Problem& problem, int kv_begin, int kv_end,
-                  bool wants_scores = false) {
-  Partial out;
-  if (wants_scores) {
-    out.scores_stride = (kv_end - kv_begin + kBlockSize - 1) / kBlockSize * kBlockSize;
-    out.scores.assign(problem.n_rows * out.scores_stride, kUntouched);
-  }
-  const int rank_v = problem.shape.rank_v;
-  out.o_stride = rank_v + 16;
-  out.o.assign(problem.n_rows * out.o_stride, kUntouched);
-  out.row_max.assign(problem.n_rows + 1, kUntouched);
-  out.row_sum.assign(problem.n_rows + 1, kUntouched);
-  Buffer scratch = Buffer::Allocate(kAttendScratchBytes, "test scratch").value();
-  std::memset(scratch.data(), 0xff, scratch.n_bytes());
-  kernels.attend({.shape = problem.block_shape,
-                  .gqa_group = problem.shape.gqa_group,
-                  .n_rows = problem.n_rows,
-                  .q = problem.q.bytes.data(),
-                  .q_stride = problem.q_stride,
-                  .blocks = problem.blocks.data(),
-                  .mean = problem.Mean(),
-                  .kv_begin = kv_begin,
-                  .kv_end = kv_end,
-                  .first_visible = problem.shape.first_visible,
-                  .window = problem.shape.window,
-                  .sm_scale = problem.SmScale(),
-                  .o = out.o.data(),
-                  .o_stride = out.o_stride,
-                  .row_max = out.row_max.data(),
-                  .row_sum = out.row_sum.data(),
-                  .scores = wants_scores ? out.scores.data() : nullptr,
-                  .scores_stride = out.scores_stride},
-                 scratch.data());
-  for (int row = 0; row < problem.n_rows; ++row) {
-    for (int64_t r = rank_v; r < out.o_stride; ++r) {
-      EXPECT_EQ(out.o[row * out.o_stride + r], kUntouched) << "row " << row << " wrote past rank_v";
-    }
-  }
-  EXPECT_EQ(out.row_max.back(), kUntouched);
-  EXPECT_EQ(out.row_sum.back(), kUntouched);
-  return out;
-}
-
-// Judges o / row_sum, row_max and row_sum of a partial result.
-//
-// Bf16 probabilities carry independent relative errors of at most 2^-9, so an element of o is off
-// by at most 2^-9 * sum of weight * |v|, twice that because row_sum moves too; the mean error over
-// all elements stays below 2^-9 * o_spread (a third of it where many entries share the weight, up
-// to two thirds where one or two do). A score sums rank_k products in F32, which shifts a weight by
-// up to 1.5e-6 * (1 + |score|).
-void ExpectMatches(const Partial& got, const AttendRefResult& want, int n_rows, int rank_v,
-                   DType row_type, const std::string& what) {
-  const double p_error = row_type == DType::kBf16 ? 0x1p-9 : 1e-6;
-  double sum_error = 0, sum_allowed = 0;
-  for (int row = 0; row < n_rows; ++row) {
-    const double row_max = want.row_max[row], row_sum = want.row_sum[row];
-    if (row_sum == 0) {
-      EXPECT_EQ(got.row_max[row], -std::numeric_limits<float>::infinity())
-          << what << " row " << row;
-      EXPECT_EQ(got.row_sum[row], 0) << what << " row " << row;
-    } else {
-      const double score_error = 1.5e-6 * (1 + std::abs(row_max));
-      ASSERT_NEAR(got.row_max[row], row_max, score_error) << what << " row " << row;
-      ASSERT_NEAR(got.row_sum[row], row_sum, row_sum * (p_error + 2 * score_error))
-          << what << " row " << row;
-    }
-    for (int r = 0; r < rank_v; ++r) {
-      const int64_t at = int64_t{row} * rank_v + r;
-      const float o = got.o[row * got.o_stride + r];
-      const double value = row_sum == 0 ? o : o / double{got.row_sum[row]};
-      const double score_error = row_sum == 0 ? 0 : 2e-6 * (1 + std::abs(row_max));
-      const double allowed = (2 * p_error + score_error) * want.o_abs[at];
-      ASSERT_NEAR(value, want.o[at], allowed) << what << " row " << row << " r " << r;
-      sum_error += std::abs(value - want.o[at]);
-      sum_allowed += p_error * want.o_spread[at] + score_error * want.o_abs[at];
-    }
-  }
-  EXPECT_LE(sum_error, 0.8 * sum_allowed + 1e-30) << what << ": mean error against the model";
-}
-
-void CheckAllSets(const Shape& shape, uint64_t seed) {
-  for (const KernelSet& set : KernelSets()) {
-    const Problem problem(shape, set.row_type, seed);
-    const Partial got = RunAttend(*set.kernels, problem, shape.kv_begin, shape.kv_end);
-    ExpectMatches(got, problem.Reference(), problem.n_rows, shape.rank_v, set.row_type,
-                  set.name + " " + shape.Describe());
-    if (testing::Test::HasFatalFailure()) return;
-  }
-}
+using KernelSet = AttendKernelSet;
+using Rows = StoredRows;
+using Shape = AttendShape;
+using Problem = AttendProblem;
+using Partial = AttendOutput;
 
 TEST(Attend, DecodeMatchesReferenceForEveryGroupSize) {
   for (int group : {1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 71}) {
     CheckAllSets(
         {.rank_k = 128, .rank_v = 128, .gqa_group = group, .kv_end = 300, .first_visible = 300},
         group);
-  }
-}
-
-TEST(Attend, ATurningMeanAddsToTheScores) {
-  for (const int group : {1, 2, 3, 5, 9, 70}) {
-    for (const int n_pairs : {8, 16}) {
-      CheckAllSets({.rank_k = 48,
-                    .rank_v = 80,
-                    .n_tokens = 3,
-                    .gqa_group = group,
-                    .kv_begin = 64,
-                    .kv_end = 300,
-                    .first_visible = 297,
-                    .n_pairs = n_pairs},
-                   group);
-    }
   }
 }
 
@@ -315,7 +61,7 @@ TEST(Attend, MatchesReferenceForEveryRank) {
 TEST(Attend, BitsOfARowDoNotDependOnTilesInF32) {
   const Shape shape = {
       .rank_k = 80, .rank_v = 96, .gqa_group = 14, .kv_end = 205, .first_visible = 205};
-  for (const KernelSet& set : KernelSets()) {
+  for (const KernelSet& set : AttendKernelSets()) {
     if (HasBf16Dots(set.isa) && set.row_type == DType::kBf16) continue;
     Problem problem(shape, set.row_type, 7);
     const Partial all = RunAttend(*set.kernels, problem, 0, shape.kv_end);
@@ -374,7 +120,7 @@ TEST(Attend, WindowsHideWhatCameBefore) {
 }
 
 TEST(Attend, BlocksBelowTheWindowAreNeverRead) {
-  for (const KernelSet& set : KernelSets()) {
+  for (const KernelSet& set : AttendKernelSets()) {
     const Shape shape{
         .n_tokens = 30, .gqa_group = 2, .kv_end = 330, .first_visible = 301, .window = 100};
     Problem problem(shape, set.row_type, 6);
@@ -390,7 +136,7 @@ TEST(Attend, GivesTheScoresOfWhatARowSees) {
       {.rank_k = 48, .gqa_group = 4, .kv_end = 300, .first_visible = 300},
       {.rank_k = 64, .n_tokens = 75, .gqa_group = 3, .kv_end = 150, .first_visible = 76},
       {.n_tokens = 300, .gqa_group = 1, .kv_begin = 64, .kv_end = 300, .first_visible = 1}};
-  for (const KernelSet& set : KernelSets()) {
+  for (const KernelSet& set : AttendKernelSets()) {
     for (const Shape& shape : shapes) {
       const Problem problem(shape, set.row_type, 9);
       const Partial got =
@@ -434,7 +180,7 @@ TEST(Attend, RandomShapes) {
 // Scores of several hundreds that grow along the range: the maximum moves in almost every block and
 // everything before it must shrink to nothing without overflow.
 TEST(Attend, LargeScoresRescale) {
-  for (const KernelSet& set : KernelSets()) {
+  for (const KernelSet& set : AttendKernelSets()) {
     const Shape shape{.rank_k = 64,
                       .rank_v = 64,
                       .n_tokens = 2,
@@ -472,7 +218,7 @@ TEST(Attend, SplitsMergeToTheWhole) {
                     .kv_end = 389,
                     .first_visible = 360,
                     .q_sigma = 3};
-  for (const KernelSet& set : KernelSets()) {
+  for (const KernelSet& set : AttendKernelSets()) {
     const Problem problem(shape, set.row_type, 5);
     const AttendRefResult want = problem.Reference();
     for (int split : {64, 128, 320, 384}) {
@@ -486,7 +232,7 @@ TEST(Attend, SplitsMergeToTheWhole) {
 
 // The item may end inside a block whose later slots hold anything, as while a chunk is written.
 TEST(Attend, EntriesPastTheEndNeverLeak) {
-  for (const KernelSet& set : KernelSets()) {
+  for (const KernelSet& set : AttendKernelSets()) {
     Shape shape{.rank_k = 64, .rank_v = 32, .gqa_group = 6, .kv_end = 192, .first_visible = 192};
     const Problem whole(shape, set.row_type, 3);
     for (int end : {1, 63, 65, 127, 129, 130, 191}) {
@@ -516,7 +262,7 @@ TEST(Attend, EntriesPastTheEndNeverLeak) {
 
 TEST(AttendRows, MatchesReference) {
   Random random(21);
-  for (const KernelSet& set : KernelSets()) {
+  for (const KernelSet& set : AttendKernelSets()) {
     for (int i = 0; i < 40; ++i) {
       Shape s;
       s.rank_k = i % 4 == 0 ? 80 : 8 * (1 + random.Below(64));  // a head_dim
@@ -571,7 +317,7 @@ TEST(AttendRows, MatchesReference) {
 }
 
 TEST(Append, FollowsTheBlockLayout) {
-  for (const KernelSet& set : KernelSets()) {
+  for (const KernelSet& set : AttendKernelSets()) {
     const BlockShape shape{48, 16, set.row_type};
     Random random(2);
     const Rows k = RandomRows(5 * 48, set.row_type, 1, 0, random);
@@ -602,7 +348,7 @@ TEST(Append, FollowsTheBlockLayout) {
 }
 
 TEST(Append, SingleRowsEqualBulk) {
-  for (const KernelSet& set : KernelSets()) {
+  for (const KernelSet& set : AttendKernelSets()) {
     for (int first_slot : {0, 1, 13, 63}) {
       const BlockShape shape{64, 80, set.row_type};
       const int n_rows = kBlockSize - first_slot;
