@@ -185,6 +185,7 @@ void AddSchedulerBench(CLI::App* bench, Verbs* verbs) {
 
 struct BenchAttentionOptions {
   AttentionBenchOptions bench;
+  ModelOptions model;  // its heads and what is calibrated of it, where it is given
   std::vector<std::string> kv;
   std::vector<std::string> phases = {"decode", "prefill"};
   std::vector<std::string> schedules = {"balanced"};
@@ -192,49 +193,89 @@ struct BenchAttentionOptions {
   bool json = false;
 };
 
+// A cache with drawn ranks.
+StatusOr<BenchCache> DrawnBenchCache(const Spec& spec, const std::string& kv,
+                                     const AttentionBenchOptions& bench) {
+  const RankOptions* const ranks = spec.basis() == nullptr ? nullptr : RanksOf(*spec.basis());
+  const bool has_rate =
+      (ranks != nullptr && ranks->has_rate()) || spec.basis_as<SvdOnlineOptions>() != nullptr;
+  const SealingFacts sealing = FactsOf(spec.sealing());
+  if (spec.basis() != nullptr && !has_rate && !sealing.splits_bits) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--kv '{}': bench attention without -m takes rate, or a ratio that chooses bits",
+                 kv);
+  }
+  KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
+  const bool is_uniform = has_rate && ranks->choice == RankOptions::Choice::kUniform;
+  const PlanParts parts = PartsOf(spec);
+  const ModelFacts model = {.n_layers = 1,
+                            .n_kv_heads = bench.n_kv_heads,
+                            .head_dim = bench.head_dim,
+                            .rope_dim = bench.head_dim};
+  return BenchCache{kv,
+                    has_rate ? ranks->value : 0,
+                    parts.seal,
+                    parts.retention,
+                    sealing.splits_bits ? ranks->value : 0,
+                    KeysOf(spec, model),
+                    is_uniform};
+}
+
+StatusOr<BenchCache> BenchCacheOfModel(const Spec& spec, const std::string& kv,
+                                       Workspace* workspace) {
+  KVL_ASSIGN_OR_RETURN(const CachePlan plan, workspace->planner().MakePlan(spec));
+  const CacheLayout& layout = plan.layout();
+  return BenchCache{.kv = kv,
+                    .seal = layout.seal,
+                    .retention = layout.retention,
+                    .keys = layout.keys,
+                    .of_model = layout};
+}
+
+StatusOr<BenchCache> BenchCacheOf(const std::string& kv, const AttentionBenchOptions& bench,
+                                  Workspace* workspace) {
+  KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+  KVL_RETURN_IF_ERROR(CheckSupported(spec));
+  const bool shares_latents = HeadsPerLatent(spec.keys()) != 1;
+  if (FactsOf(spec.sealing()).finds_bases || shares_latents) {
+    return Error(StatusCode::kUnimplemented,
+                 "--kv '{}': bench attention has no bases of a sequence and no latents that heads "
+                 "share; bench model has",
+                 kv);
+  }
+  if (workspace == nullptr) return DrawnBenchCache(spec, kv, bench);
+  return BenchCacheOfModel(spec, kv, workspace);
+}
+
 Status RunAttention(BenchAttentionOptions options) {
   AttentionBenchOptions& bench = options.bench;
   KVL_ASSIGN_OR_RETURN(bench.isa, SelectIsa());
   bench.n_threads = options.n_threads > 0 ? options.n_threads : AvailableProcessors();
   bench.schedules.clear();
   for (const std::string& name : options.schedules) bench.schedules.push_back(ParseSchedule(name));
+  std::unique_ptr<Workspace> workspace;
+  if (!options.model.model.empty()) {
+    options.model.kv = options.kv;
+    options.model.n_threads = bench.n_threads;
+    KVL_ASSIGN_OR_RETURN(workspace, OpenWorkspace(options.model));
+    bench.n_heads = workspace->config().n_heads;
+    bench.n_kv_heads = workspace->config().n_kv_heads;
+    bench.head_dim = workspace->config().head_dim;
+  } else {
+    PrintNote(Note::Kind::kNote, NoteWithoutBf16(bench.isa));
+  }
   if (!options.kv.empty()) bench.specs.clear();
   for (const std::string& kv : options.kv) {
-    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
-    KVL_RETURN_IF_ERROR(CheckSupported(spec));
-    const RankOptions* const ranks = spec.basis() == nullptr ? nullptr : RanksOf(*spec.basis());
-    const bool has_rate =
-        (ranks != nullptr && ranks->has_rate()) || spec.basis_as<SvdOnlineOptions>() != nullptr;
-    const SealingFacts sealing = FactsOf(spec.sealing());
-    if (spec.basis() != nullptr && !has_rate && !sealing.splits_bits) {
-      return Error(StatusCode::kInvalidArgument,
-                   "--kv '{}': bench attention takes rate, or a ratio that chooses bits", kv);
-    }
-    const bool shares_latents = HeadsPerLatent(spec.keys()) != 1;
-    if (sealing.finds_bases || shares_latents) {
-      return Error(
-          StatusCode::kUnimplemented,
-          "--kv '{}': bench attention has no bases of a sequence and no latents that heads "
-          "share; bench model has",
-          kv);
-    }
-    KVL_RETURN_IF_ERROR(CheckDrawnRanks(spec));
-    const bool is_uniform = has_rate && ranks->choice == RankOptions::Choice::kUniform;
-    const PlanParts parts = PartsOf(spec);
-    const ModelFacts model = {.n_layers = 1,
-                              .n_kv_heads = bench.n_kv_heads,
-                              .head_dim = bench.head_dim,
-                              .rope_dim = bench.head_dim};
-    bench.specs.push_back({kv, has_rate ? ranks->value : 0, parts.seal, parts.retention,
-                           sealing.splits_bits ? ranks->value : 0, KeysOf(spec, model),
-                           is_uniform});
+    KVL_ASSIGN_OR_RETURN(BenchCache cache, BenchCacheOf(kv, bench, workspace.get()));
+    bench.specs.push_back(std::move(cache));
   }
+  workspace.reset();  // its memory is not the bench's
   bench.phases.clear();
   for (const std::string& phase : options.phases) {
     bench.phases.push_back(phase == "decode" ? BenchPhase::kDecode : BenchPhase::kPrefill);
   }
-  PrintNote(Note::Kind::kNote, NoteWithoutBf16(bench.isa));
-  KVL_ASSIGN_OR_RETURN(const AttentionBenchReport report, RunAttentionBench(bench));
+  KVL_ASSIGN_OR_RETURN(AttentionBenchReport report, RunAttentionBench(bench));
+  report.is_of_model = !options.model.model.empty();
   if (options.json) {
     fmt::print("{}\n", ToJson(report).dump());
   } else {
@@ -249,7 +290,8 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   CLI::App* verb =
       bench->add_subcommand("attention", "Attention on compressed blocks, without a model");
   verb->footer(fmt::format(
-      "{} Attention alone is timed: sealing, which a quantizer does once for every position, is "
+      "{} With -m they are those of the model. Attention alone is timed: sealing, which a "
+      "quantizer does once for every position, is "
       "part of bench model.\n\nExample: kvlathe bench attention --contexts 8192,32768 --kv none "
       "--kv "
       "'fdc(rate=0.5)'",
@@ -260,9 +302,22 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   verb->add_option("--phases", options->phases, "decode, prefill")
       ->delimiter(',')
       ->check(CLI::IsMember({"decode", "prefill"}));
-  verb->add_option("--n-heads", o.n_heads, "query heads")->capture_default_str();
-  verb->add_option("--n-kv-heads", o.n_kv_heads, "KV heads")->capture_default_str();
-  verb->add_option("--head-dim", o.head_dim, "channels of a head")->capture_default_str();
+  CLI::Option* const model =
+      verb->add_option("-m,--model", options->model.model,
+                       "a model whose heads, ranks and bits caches have, in place of drawn ones");
+  verb->add_option("--basis", options->model.basis, "statistics of the model, from calibrate")
+      ->needs(model);
+  verb->add_option("--n-heads", o.n_heads, "query heads")->capture_default_str()->excludes(model);
+  verb->add_option("--n-kv-heads", o.n_kv_heads, "KV heads")
+      ->capture_default_str()
+      ->excludes(model);
+  verb->add_option("--head-dim", o.head_dim, "channels of a head")
+      ->capture_default_str()
+      ->excludes(model);
+  verb->add_option("--layers", o.n_layers,
+                   "layers of a pass of decode (default: as many as read 1 GiB); few of short "
+                   "contexts stay in the processor's caches, and the limit is that of products")
+      ->check(CLI::Range(1, 1 << 16));
   verb->add_option("--prefill-tokens", o.prefill_tokens, "query tokens of prefill")
       ->capture_default_str();
   verb->add_option("-r,--repetitions", o.n_repetitions, "runs, the best counts")

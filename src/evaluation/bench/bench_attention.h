@@ -34,8 +34,15 @@ struct BenchCache {
   // row's FLOPs.
   Keys keys;
   bool has_uniform_ranks = false;  // one rank pair for all heads in place of drawn ones
+  // The cache of a model, whose layers are taken in turn, with their ranks, bits and seal plan.
+  // Keys are its keys too. Nothing is drawn then, and rate, ratio and has_uniform_ranks mean
+  // nothing; sinks and windows are left out.
+  std::optional<CacheLayout> of_model;
 
-  bool is_none() const { return rate == 0 && !seal.has_value() && !retention.has_value(); }
+  bool is_none() const {
+    return kv == "none" ||
+           (rate == 0 && !seal.has_value() && !retention.has_value() && !of_model.has_value());
+  }
 };
 
 struct AttentionBenchOptions {
@@ -48,6 +55,10 @@ struct AttentionBenchOptions {
   int head_dim = 128;
   // Prefill computes the last min(prefill_tokens, context) tokens of the context, as a chunk would.
   int prefill_tokens = 2048;
+  // Layers of a pass of decode, of a model's evenly; 0: as many as read 1 GiB. A few of short
+  // contexts stay in the caches of the processor: then times are those of the work alone, and the
+  // limit is that of products.
+  int n_layers = 0;
   int n_threads = 1;
   Isa isa = Isa::kScalar;
   std::vector<Schedule> schedules = {Schedule::kBalanced};  // rows of each
@@ -71,8 +82,8 @@ struct AttentionBenchRow {
   // Rows, codes, scales and repairs that must be read, without padding.
   int64_t bytes = 0;
   double flops = 0;  // 2 (width of a key + rank_v) per visible (query, key) pair
-  // Distinct K and V bytes between two uses of the same row. Decode goes over so many layers that
-  // this is at least 1 GiB, and no cache of the processor holds it.
+  // Distinct K and V bytes between two uses of the same row. Unless their number is given, decode
+  // goes over so many layers that this is at least 1 GiB, and no cache of the processor holds it.
   int64_t working_set_bytes = 0;
   double speedup_vs_none = 1;
   // The longer of bytes / read bandwidth and FLOPs / GEMM peak, over the time.
@@ -86,6 +97,7 @@ struct AttentionBenchReport {
   int head_dim = 0;
   int n_threads = 0;
   uint64_t seed = 0;
+  bool is_of_model = false;       // ranks and bits are a model's and not drawn
   double read_gb_per_s = 0;       // the best of a pass before every repetition
   double gemm_tflop_per_s = 0;    // the better of before and after
   double integer_tdot_per_s = 0;  // products of bytes, which bound rows that are codes
@@ -98,7 +110,7 @@ struct AttentionBenchReport {
 // a row was faster than 1.05 times the limits, so one of the measurements is wrong.
 StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& options);
 
-// {"device","threads","read_gb_per_s","gemm_tflop_per_s","integer_tdot_per_s","seed","rows":[{"phase","context",
+// {"device","threads","read_gb_per_s","gemm_tflop_per_s","integer_tdot_per_s","seed","ranks","rows":[{"phase","context",
 // "n_heads","n_kv_heads","head_dim","kv","schedule","time_us","bytes","working_set_bytes","speedup_vs_none",
 // "fraction_of_limit","query_tokens"}]}
 nlohmann::ordered_json ToJson(const AttentionBenchReport& report);

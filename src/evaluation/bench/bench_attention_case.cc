@@ -7,11 +7,11 @@
 
 #include "base/random.h"
 #include "cpu/kernels/limits/machine_limits.h"
+#include "evaluation/bench/bench_attention_layout.h"
 #include "format/rows/block_layout.h"
 #include "format/split_bits/coded_rows.h"
 #include "format/split_bits/split_bits_layout.h"
 #include "kv/quantizer/codebooks.h"
-#include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {
@@ -54,40 +54,6 @@ int64_t PayloadBytes(const AttentionCase& c) {
     });
   }
   return n_bytes;
-}
-
-std::vector<int> DrawLengths(const AttentionBenchOptions& options, int context, size_t n) {
-  Random random(options.seed, 2);
-  std::vector<int> lengths(n);
-  for (int& length : lengths) {
-    const double shrink = std::pow(options.length_ratio, random.Uniform());
-    length = std::max(1, static_cast<int>(context / shrink));
-  }
-  return lengths;
-}
-
-CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& spec, int n_layers) {
-  CacheLayout layout{n_layers, options.n_kv_heads, options.head_dim, 0, {}, {}, spec.seal};
-  const int n_pairs = n_layers * options.n_kv_heads;
-  if (spec.ratio > 0) {
-    const bool has_classes = layout.HasClasses();
-    for (const HeadRanks& r :
-         DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed, has_classes)) {
-      layout.AddHead(r, DType::kBf16);
-    }
-    return layout;
-  }
-  if (spec.has_uniform_ranks) {
-    for (const HeadRanks& r : UniformRanks(n_pairs, options.head_dim, spec.rate)) {
-      layout.shapes.push_back({r.rank_k, r.rank_v, DType::kBf16});
-    }
-    return layout;
-  }
-  const std::vector<int> ranks = DrawRanks(n_pairs, options.head_dim, spec.rate, options.seed);
-  for (int i = 0; i < n_pairs; ++i) {
-    layout.shapes.push_back({ranks[2 * i], ranks[2 * i + 1], DType::kBf16});
-  }
-  return layout;
 }
 
 // The object at an offset of a region.
@@ -430,7 +396,10 @@ AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, 
   c.extents = RunsOf(c.layout, is_decode ? context : context - c.row.n_tokens, context);
   if (is_decode) {
     // Of one layer first; the ranks of more have the same mean.
-    c.n_layers = static_cast<int>((kReadWorkingSetBytes + PayloadBytes(c) - 1) / PayloadBytes(c));
+    c.n_layers =
+        options.n_layers > 0
+            ? options.n_layers
+            : static_cast<int>((kReadWorkingSetBytes + PayloadBytes(c) - 1) / PayloadBytes(c));
     c.layout = DrawLayout(options, spec, c.n_layers);
     c.lengths = DrawLengths(options, context, c.layout.shapes.size());
   }

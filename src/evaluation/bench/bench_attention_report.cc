@@ -16,6 +16,7 @@ nlohmann::ordered_json ToJson(const AttentionBenchReport& report) {
   json["gemm_tflop_per_s"] = report.gemm_tflop_per_s;
   json["integer_tdot_per_s"] = report.integer_tdot_per_s;
   json["seed"] = report.seed;
+  json["ranks"] = report.is_of_model ? "of the model" : "drawn";
   json["rows"] = nlohmann::ordered_json::array();
   for (const AttentionBenchRow& row : report.rows) {
     json["rows"].push_back({{"phase", PhaseName(row.phase)},
@@ -39,13 +40,14 @@ std::string ToMarkdown(const AttentionBenchReport& report) {
   std::string text = fmt::format(
       "{}, {} threads: reads {:.1f} GB/s, multiplies {:.2f} TFLOP/s and {:.2f} Tdot/s of bytes. {} "
       "heads, {} KV heads, "
-      "head_dim {}; ranks drawn with seed {}.\n\n"
+      "head_dim {}; ranks {} (seed {}).\n\n"
       "| phase | context | tokens | kv | schedule | time us | bytes | working set bytes | speedup "
       "| "
       "of limit |\n"
       "|---|---:|---:|---|---|---:|---:|---:|---:|---:|\n",
       report.device, report.n_threads, report.read_gb_per_s, report.gemm_tflop_per_s,
-      report.integer_tdot_per_s, report.n_heads, report.n_kv_heads, report.head_dim, report.seed);
+      report.integer_tdot_per_s, report.n_heads, report.n_kv_heads, report.head_dim,
+      report.is_of_model ? "of the model" : "drawn", report.seed);
   for (const AttentionBenchRow& row : report.rows) {
     text += fmt::format("| {} | {} | {} | {} | {} | {:.1f} | {} | {} | {:.2f} | {:.2f} |\n",
                         PhaseName(row.phase), row.context, row.n_tokens, row.kv,

@@ -68,12 +68,43 @@ TEST(AttentionBenchTest, UniformRanksReadTheirBytes) {
   }
 }
 
+// A cache of four layers with two heads each, which differ in their ranks.
+BenchCache CacheOfModel() {
+  CacheLayout layout{.n_layers = 4, .n_kv_heads = 2, .head_dim = 64};
+  for (int i = 0; i < 8; ++i) layout.shapes.push_back({8 + 4 * i, 64, DType::kBf16});
+  return {.kv = "fdc(rate=0.3)", .of_model = layout};
+}
+
+TEST(AttentionBenchTest, LayersOfAModelAreTakenInTurnOrEvenly) {
+  const BenchCache cache = CacheOfModel();
+  AttentionBenchOptions options{.n_heads = 4, .n_kv_heads = 2, .head_dim = 64};
+  const AttentionCase whole = MakeCase(options, BenchPhase::kDecode, 8192, cache);
+  ASSERT_GT(whole.n_layers, 8);
+  ASSERT_EQ(std::ssize(whole.layout.shapes), 2 * whole.n_layers);
+  for (int i = 0; i < 2 * whole.n_layers; ++i) {
+    EXPECT_EQ(whole.layout.shapes[i].rank_k, 8 + 4 * (i % 8)) << i;
+  }
+  options.n_layers = 2;
+  const AttentionCase few = MakeCase(options, BenchPhase::kDecode, 8192, cache);
+  std::vector<int> ranks;
+  for (const BlockShape& shape : few.layout.shapes) ranks.push_back(shape.rank_k);
+  EXPECT_EQ(ranks, (std::vector<int>{8, 12, 24, 28}));  // layers 0 and 2
+  EXPECT_EQ(few.row.bytes, 8192 * 2 * (4 * 64 + 8 + 12 + 24 + 28) / 2);
+}
+
+TEST(AttentionBenchTest, RefusesTheCacheOfAnotherModel) {
+  AttentionBenchOptions options{.n_heads = 8, .n_kv_heads = 4, .head_dim = 64};
+  options.specs = {CacheOfModel()};
+  EXPECT_EQ(RunAttentionBench(options).status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST(AttentionBenchTest, RefusesOptionsThatMakeNoSense) {
   const auto code_of = [](const AttentionBenchOptions& options) {
     return RunAttentionBench(options).status().code();
   };
   EXPECT_EQ(code_of({.n_heads = 30}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.head_dim = 100}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.n_layers = -1}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.n_threads = 0}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.contexts = {0}}), StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.contexts = {1 << 30}}), StatusCode::kInvalidArgument);
