@@ -102,10 +102,12 @@ Engine::Engine(std::vector<Model*> levels, BlockPool* pool, const EngineOptions&
       budget_bytes_(pool->usage().budget_bytes),
       inbox_(options.max_waiting),
       batches_(levels_.size()),
-      merged_(levels_.size()) {
+      merged_(levels_.size()),
+      pacing_(options.prompt_share) {
   KVL_CHECK(!levels_.empty());
   KVL_CHECK_GE(options_.max_batch_tokens, 1);
   KVL_CHECK_GE(options_.max_sequences, 1);
+  KVL_CHECK(options_.prompt_share > 0 && options_.prompt_share <= 1);
 }
 
 Engine::~Engine() = default;
@@ -188,6 +190,8 @@ void Engine::ShareTokenBudget() {
   const int64_t row_bytes = levels_.front()->config().vocab_size * int64_t{sizeof(float)};
   int64_t n_rows_left = std::max<int64_t>(1, kMaxPromptLogitBytes / row_bytes);
   for (const bool decodes : {true, false}) {
+    const bool others_decode = n_left < options_.max_batch_tokens;
+    if (!decodes && others_decode && !pacing_.prompts_go_on()) n_left = 0;
     for (const auto& s : running_) {
       if (s->decodes() != decodes) continue;
       s->TakeInput(s->LacksPromptLogprobs() ? std::min(n_left, n_rows_left) : n_left);
@@ -421,7 +425,9 @@ void Engine::Compute(const StepWork& work) {
       for (Sequence* const s : batch.sequences) Fail(s, status);
     }
   }
-  if (observer() != nullptr) observer()->OnStepEnded(work, Load(), watch.Seconds(), first_error);
+  const double seconds = watch.Seconds();
+  pacing_.Note(work, seconds);
+  if (observer() != nullptr) observer()->OnStepEnded(work, Load(), seconds, first_error);
 }
 
 bool Engine::Step() {

@@ -12,6 +12,7 @@
 
 #include "engine/engine_observer.h"
 #include "engine/engine_sequence.h"
+#include "engine/prompt_pacing.h"
 #include "engine/request.h"
 #include "engine/request_inbox.h"
 #include "engine/session.h"
@@ -25,6 +26,10 @@ struct EngineOptions {
   int max_sequences = 64;      // that run at the same time, at least 1
   int max_waiting =
       0;  // requests that wait, preempted ones too, for more to be refused; 0: no bound
+  // Of the time while sequences decode, what prompts and replays get, in (0, 1] (prompt_pacing.h).
+  // 1: all that is left of every step, which needs the fewest steps for requests that are all
+  // there; below, what a step computes depends on how long others took.
+  double prompt_share = 1;
   // Asked before every step, on the thread that steps; may read what a signal handler or another
   // thread sets. Once it says yes, the step cancels all requests in place of computing anything.
   // None: nothing interrupts.
@@ -40,6 +45,8 @@ struct EngineOptions {
 // goes on, and a request that fits the budget alone finishes; where only the model knows what it
 // will need, one that turns out not to fit alone ends with kResourceExhausted when the memory has
 // run out. The cache that a waiting session brings with it is given up before anything else.
+// Prompts are read oldest first, each as fast as what is left of the steps allows.
+//
 // Prompts and generated tokens never share a step of one sequence: where the turns of a session end
 // in the cache does not depend on preemption.
 //
@@ -100,8 +107,8 @@ class Engine {
   bool Cancel(RequestId id) { return inbox_.Cancel(id); }
 
   // One step: what was cancelled ends, every running sequence decodes a token, and the rest of
-  // max_batch_tokens goes to prompts and replays. False when nothing is left to do, or when it was
-  // interrupted.
+  // max_batch_tokens goes to prompts and replays, if it is their turn (prompt_share). False when
+  // nothing is left to do, or when it was interrupted.
   bool Step();
   // Steps until nothing is left or is_interrupted says yes. The status of the first request that
   // failed meanwhile, after all others have finished; OK when none did. So who runs one request
@@ -162,6 +169,7 @@ class Engine {
   Sequence* finishing_ = nullptr;                   // whose FinishCallback runs
   Status first_failure_;                            // since RunUntilIdle was called
   int64_t n_steps_ = 0;
+  PromptPacing pacing_;
   std::vector<std::unique_ptr<Sequence>> arrived_;  // for the inbox to fill
   std::vector<RequestId> to_cancel_;
 };

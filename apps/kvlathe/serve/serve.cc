@@ -30,7 +30,7 @@ struct ServeOptions {
   std::vector<std::string> api_keys;
   std::string api_key_file;
   api::ApiLimits limits;
-  EngineOptions engine = {.max_waiting = 256};
+  EngineOptions engine = {.max_waiting = 256, .prompt_share = 0.67};
   server::ServerOptions server;
 };
 
@@ -158,6 +158,11 @@ void AddLimitOptions(CLI::App* verb, ServeOptions* options) {
   verb->add_option("-b,--batch-size,--max-num-batched-tokens", options->engine.max_batch_tokens,
                    "prompt and decode tokens of one step, at most")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  verb->add_option("--prompt-share", options->engine.prompt_share,
+                   "of the time while requests generate, what prompts get at most; 1: all that "
+                   "steps have left")
+      ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
   verb->add_option("--max-waiting", options->engine.max_waiting,
                    "requests that wait, at most; more are answered with 429")
