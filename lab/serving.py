@@ -4,6 +4,7 @@
   lab/serving.py run MODEL [--out FILE] [--hours H] [--workload NAME:CONTEXT]... [--kv SPEC]... [--peer NAME=COMMAND]...
   lab/serving.py table FILE [--results docs/results/smollm2.json]
   lab/serving.py plot FILE --folder DIR
+  lab/serving.py simulate MODEL [--kv SPEC]... [--workload NAME:CONTEXT]...
 
 MODEL is what `kvlathe serve -m` takes, or a config.json for random weights in its shape. For each workload (scaled so that its longest
 request has CONTEXT tokens) the first cache, `none`, is measured with one client, which gives the bound (--slo-factor times its median
@@ -15,6 +16,9 @@ the first above the bound. Poisson arrivals, at most --clients at the same time.
 
 {kv_tokens} is the KV memory in tokens of the uncompressed cache and {kv_bytes} in bytes. Whatever was measured is in FILE at once; Ctrl-C ends it, and the same
 command goes on. The whole is planned to last --hours, and no cell begins when they are over.
+
+simulate answers in simulated time, with step times that `kvlathe bench model` measures in a few minutes: which rate each cache bears by
+the share of the time that prompts get (--prompt-share of kvlathe serve).
 """
 
 import argparse
@@ -26,7 +30,7 @@ import sys
 import time
 
 from results_parts import program, provenance, store
-from serving_parts import experiment, report
+from serving_parts import experiment, report, simulation
 from serving_parts.servers import Server, ServerFailed, free_port
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -66,17 +70,7 @@ class Experiment:
         return self.data["spent_seconds"] + time.monotonic() - self.begin
 
     def call(self, *arguments):
-        command = [self.options.kvlathe, *arguments, "--json"]
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                 start_new_session=True)
-        try:
-            out, err = child.communicate()
-        except BaseException:
-            program.end(child)
-            raise
-        if child.returncode != 0:
-            raise program.CallFailed(program.reason(child.returncode, err))
-        return json.loads(out)
+        return call(self.options.kvlathe, *arguments)
 
     def bench(self, server, workload, *arguments):
         return self.call("bench", "serve", "--base-url", server.url, *workload.arguments(), "--seed", str(self.options.seed),
@@ -169,6 +163,21 @@ class Experiment:
             self.save()
 
 
+def call(program_path, *arguments):
+    """The JSON of a call of kvlathe."""
+    command = [program_path, *arguments, "--json"]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             start_new_session=True)
+    try:
+        out, err = child.communicate()
+    except BaseException:
+        program.end(child)
+        raise
+    if child.returncode != 0:
+        raise program.CallFailed(program.reason(child.returncode, err))
+    return json.loads(out)
+
+
 def say(text):
     print(f"serving: {text}", file=sys.stderr, flush=True)
 
@@ -205,6 +214,22 @@ def plot(options):
                 file.unlink()
 
 
+def simulate(options):
+    """Prints tables of what caches would bear."""
+    def kvlathe(*arguments):
+        return call(options.kvlathe, *arguments)
+
+    caches, more = {}, shlex.split(options.model_arguments)
+    for kv in options.kv or simulation.CACHES:
+        caches[kv] = simulation.cache_of(kvlathe, options.model, kv, more)
+        say(f"{kv}: {caches[kv]}")
+    for text in options.workload or simulation.WORKLOADS:
+        workload = experiment.Workload.parse(text)
+        lengths = kvlathe("bench", "serve", "--dry-run", *workload.arguments())
+        print("\n".join(simulation.table(simulation.load_of(workload, lengths, options.sequences, options.requests), caches,
+                                         options.slo_factor)))
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -232,7 +257,15 @@ def parse_arguments():
     drawn = verbs.add_parser("plot", help="an SVG for each workload of FILE")
     drawn.add_argument("file")
     drawn.add_argument("--folder", default="build/serving")
-    for verb in (run, drawn):
+    simulated = verbs.add_parser("simulate", help="what rates caches would bear, by the share of the time that prompts get")
+    simulated.add_argument("model")
+    simulated.add_argument("--model-arguments", default="", help="more of kvlathe bench model and inspect, such as '-t 2'")
+    simulated.add_argument("--kv", action="append", help=f"a cache, the first to compare with (default: {' '.join(simulation.CACHES)})")
+    simulated.add_argument("--workload", action="append", help=f"NAME:CONTEXT (default: {' '.join(simulation.WORKLOADS)})")
+    simulated.add_argument("--requests", type=int, default=100, help="of a rate, three times")
+    simulated.add_argument("--sequences", type=float, default=4, help="as of run")
+    simulated.add_argument("--slo-factor", type=float, default=10, help="as of run")
+    for verb in (run, drawn, simulated):
         verb.add_argument("--kvlathe", default=str(ROOT / "build/release/bin/kvlathe"))
     return parser.parse_args()
 
@@ -245,6 +278,8 @@ def main():
             Experiment(options).run()
         elif options.verb == "table":
             print_tables(options)
+        elif options.verb == "simulate":
+            simulate(options)
         else:
             plot(options)
     except program.Interrupted:

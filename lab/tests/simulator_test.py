@@ -7,7 +7,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from serving_parts import simulator  # noqa: E402
+from serving_parts import simulation, simulator  # noqa: E402
 from serving_parts.simulator import Cache, Load, Policy, Request, Server, StepCost  # noqa: E402
 
 # In milliseconds; a prompt's token costs about what a sequence that decodes does, as on few cores.
@@ -74,6 +74,28 @@ class SimulatorTest(unittest.TestCase):
         fitted = simulator.fit(rows)
         for name in ("step", "prompt_token", "decode", "cached", "pair"):
             self.assertAlmostEqual(getattr(fitted, name), getattr(COST, name), places=6)
+
+    def test_a_cache_is_what_the_program_measures(self):
+        def call(*arguments):
+            spec = arguments[arguments.index("--kv") + 1]
+            if arguments[0] == "inspect":
+                n_positions = int(arguments[arguments.index("-c") + 1])
+                return {"kv_bytes": {"total": 100 * n_positions if spec == "none" else 100 * (32 + 0.25 * (n_positions - 32))}}
+            depths = [int(d) for d in arguments[arguments.index("-d") + 1].split(",")]
+            if arguments[arguments.index("-n") + 1] == "0":
+                return {"rows": [{"n_prompt": 512, "n_gen": 0, "n_depth": d, "n_parallel": 1,
+                                  "avg_ts": 512e3 / COST.milliseconds([(512, d)], [])} for d in depths]}
+            return {"rows": [{"n_prompt": 0, "n_gen": 16, "n_depth": d, "n_parallel": n,
+                              "avg_ts": 1e3 * n / COST.milliseconds([], [d + 8] * n)} for d in depths for n in (1, 8)]}
+
+        cache = simulation.cache_of(call, "m.gguf", "small", ["-t", "2"])
+        self.assertAlmostEqual(cache.fraction, 0.25)
+        self.assertEqual(cache.n_open, 32)
+        self.assertAlmostEqual(cache.cost.pair, COST.pair)
+        self.assertAlmostEqual(simulation.cache_of(call, "m.gguf", "none", []).fraction, 1)
+        lines = simulation.table(Load("humaneval", 256, 400, n_requests=20, n_clients=4, seeds=(1,)), {"none": Cache(COST)}, 10)
+        self.assertEqual(len(lines), 4 + len(simulation.SHARES) + 1)
+        self.assertRegex(lines[4], r"^\| 1 \| [\d.]+ \(1\.00\) \|$")
 
     def test_paced_prompts_let_a_smaller_cache_bear_what_the_whole_one_does(self):
         load = Load("arxiv", 4096, kv_tokens=7361, n_requests=60, seeds=(1,))
