@@ -71,17 +71,25 @@ int64_t EndOf(const std::vector<RunExtent>& runs) {
   return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
 }
 
-// Sinks, block tables and the plain blocks from first_plain on, of n_blocks in every head; what
-// belongs to runs, or stands in their place before the first, is left out.
-KvBytes PartsOfBlocks(const CacheLayout& layout, int64_t n_blocks, int64_t first_plain,
-                      bool has_whole_keys = false) {
+// What every head holds beside its runs.
+struct HeldBlockParts {
+  int64_t n_blocks = 0;
+  int64_t first_plain = 0;
+  bool has_sinks = true;
+  bool has_whole_keys = false;
+};
+
+// Sinks, block tables and the plain blocks; what belongs to runs, or stands in their place before
+// the first, is left out.
+KvBytes PartsOfBlocks(const CacheLayout& layout, const HeldBlockParts& held) {
   KvBytes bytes;
   for (size_t i = 0; i < layout.shapes.size(); ++i) {
     const HeadContents contents = {
-        .plain = has_whole_keys ? layout.WholeKeyShape(i) : layout.shapes[i],
-        .n_blocks = n_blocks,
-        .n_gone = first_plain,
-        .entry_bytes = EntryTableBytes(layout, n_blocks)};
+        .plain = held.has_whole_keys ? layout.WholeKeyShape(i) : layout.shapes[i],
+        .n_blocks = held.n_blocks,
+        .n_gone = held.first_plain,
+        .has_sinks = held.has_sinks,
+        .entry_bytes = EntryTableBytes(layout, held.n_blocks)};
     ForEachObject(layout, HeadInRun(), contents, [&](const CacheObjects& objects) {
       if (objects.part != ObjectPart::kQueryGram) AddObjects(objects, &bytes);
     });
@@ -132,10 +140,6 @@ int64_t MergedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_new)
   return (PooledEntries(n_before, every) + n_seen - n_before + kBlockSize - 1) / kBlockSize;
 }
 
-KvBytes PlainParts(const CacheLayout& layout, int64_t n_tokens, int64_t first_plain) {
-  return PartsOfBlocks(layout, BlocksFor(layout, n_tokens), first_plain);
-}
-
 // The layers that have the same window as a layout of their own, for each window that there is:
 // what layers hold differs by their windows alone.
 std::vector<CacheLayout> LayoutsByWindow(const CacheLayout& layout) {
@@ -160,6 +164,12 @@ std::vector<CacheLayout> LayoutsByWindow(const CacheLayout& layout) {
   std::vector<CacheLayout> parts;
   for (auto& [window, part] : by_window) parts.push_back(std::move(part));
   return parts;
+}
+
+// Of a layout with one window or none, where sinks that no position from released_at on sees have
+// been given back.
+bool HoldsSinks(const CacheLayout& layout, int64_t released_at) {
+  return !SinksOutOfWindow(layout, 0, released_at);
 }
 
 // The most plain blocks that a step of at most max_step positions finds in the window of all
@@ -195,12 +205,16 @@ int64_t PeakWithSealing(const CacheLayout& layout, const SequenceGrowth& growth,
     if (layout.window(0) > 0) {
       sealed_bytes = sizes.Sum(runs, BlocksOutOfWindow(layout, 0, before)).total();
       const int64_t n_plain = std::min(n_blocks - n_sealed, MostBlocksInWindow(layout, max_step));
-      const KvBytes plain = PartsOfBlocks(layout, n_blocks, n_blocks - n_plain);
+      const KvBytes plain = PartsOfBlocks(layout, {.n_blocks = n_blocks,
+                                                   .first_plain = n_blocks - n_plain,
+                                                   .has_sinks = HoldsSinks(layout, before)});
       peak_bytes = std::max(peak_bytes, sealed_bytes + plain.total());
       sealed_bytes = sizes.Sum(runs, first_held).total();
     }
-    int64_t n_bytes =
-        sealed_bytes + PartsOfBlocks(layout, n_blocks, std::max(n_sealed, first_held)).total();
+    const KvBytes plain = PartsOfBlocks(layout, {.n_blocks = n_blocks,
+                                                 .first_plain = std::max(n_sealed, first_held),
+                                                 .has_sinks = HoldsSinks(layout, released_at)});
+    int64_t n_bytes = sealed_bytes + plain.total();
     if (runs.empty()) n_bytes += AllQueryGramBytes(layout);
     if (run.n_blocks > 0) {
       n_bytes +=
@@ -219,7 +233,9 @@ int64_t PeakWithSealing(const CacheLayout& layout, const SequenceGrowth& growth,
 int64_t PeakInPrompt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   const int64_t n_read = std::min(n_tokens, n_prompt);
   const RetainedLength length = RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_read);
-  return PartsOfBlocks(layout, length.max_blocks, 0, layout.ReadsWholeKeys()).total();
+  return PartsOfBlocks(layout,
+                       {.n_blocks = length.max_blocks, .has_whole_keys = layout.ReadsWholeKeys()})
+      .total();
 }
 
 // That and the room to seal what stays of it; then what every step finds and the room for what it
@@ -247,7 +263,7 @@ int64_t PeakWithRetention(const CacheLayout& layout, const SequenceGrowth& growt
     const int64_t n_entries = RetainedAt(*layout.retention, place, before).n_entries + at - before;
     int64_t n_bytes = sizes.Sum(runs, 0).total();
     const int64_t n_held = BlocksFor(layout, layout.n_sink + n_entries);
-    KvBytes parts = PartsOfBlocks(layout, n_held, EndOf(runs));
+    KvBytes parts = PartsOfBlocks(layout, {.n_blocks = n_held, .first_plain = EndOf(runs)});
     parts.entries = n_heads * EntryBytesAt(layout, n_held, before, n_prompt);
     n_bytes += parts.total();
     n_bytes += n_heads * RunTableBytes(std::ssize(runs) + 1);
@@ -337,6 +353,12 @@ int64_t BlocksOutOfWindow(const CacheLayout& layout, int layer_idx, int64_t n_to
   return std::max<int64_t>(0, n_tokens + 1 - window - layout.n_sink) / kBlockSize;
 }
 
+bool SinksOutOfWindow(const CacheLayout& layout, int layer_idx, int64_t n_tokens) {
+  const int window = layout.window(layer_idx);
+  if (window == 0 || layout.SparesSinks()) return false;
+  return n_tokens + 1 - window >= layout.n_sink;
+}
+
 int64_t ReferenceBytes(const CacheLayout& layout, int64_t n_tokens) {
   int64_t n_seen = 0;  // summed over the layers
   for (int l = 0; l < layout.n_layers; ++l) {
@@ -353,11 +375,15 @@ KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
     for (const CacheLayout& part : LayoutsByWindow(layout)) sum.Add(SequenceParts(part, length));
     return sum;
   }
-  const int64_t first_held = BlocksOutOfWindow(layout, 0, length.n_tokens - length.n_step);
+  const int64_t released_at = length.n_tokens - length.n_step;
+  const int64_t first_held = BlocksOutOfWindow(layout, 0, released_at);
   const std::vector<RunExtent> runs = RunsOf(layout, length.n_tokens, length.n_prompt);
   const int64_t n_blocks = HeldBlocks(layout, length.n_tokens, length.n_prompt);
-  KvBytes bytes = PartsOfBlocks(layout, n_blocks, std::max(EndOf(runs), first_held),
-                                layout.ReadsWholeKeys() && length.n_tokens < length.n_prompt);
+  KvBytes bytes = PartsOfBlocks(
+      layout, {.n_blocks = n_blocks,
+               .first_plain = std::max(EndOf(runs), first_held),
+               .has_sinks = HoldsSinks(layout, released_at),
+               .has_whole_keys = layout.ReadsWholeKeys() && length.n_tokens < length.n_prompt});
   if (layout.DropsEntries()) {
     bytes.entries = static_cast<int64_t>(layout.shapes.size()) *
                     EntryBytesAt(layout, n_blocks, length.n_tokens, length.n_prompt);
@@ -401,20 +427,23 @@ int64_t PeakBytesOfGrowth(const CacheLayout& layout, SequenceGrowth growth, int6
                                  : PeakWithSealing(layout, growth, max_step, n_prompt);
   }
   if (layout.MergesEntries()) {
-    return PartsOfBlocks(layout, MergedBlocks(layout, n_tokens, max_step), 0).total();
+    return PartsOfBlocks(layout, {.n_blocks = MergedBlocks(layout, n_tokens, max_step)}).total();
   }
   if (layout.retention.has_value()) {
     const PromptPlace place = {layout.n_sink, n_prompt};
     KvBytes bytes = PartsOfBlocks(
-        layout, MostBlocksBetween(*layout.retention, place, growth.n_held, n_tokens), 0);
+        layout, {.n_blocks = MostBlocksBetween(*layout.retention, place, growth.n_held, n_tokens)});
     if (layout.RetentionIsOver(growth.n_held, n_prompt)) bytes.entries = 0;
     if (growth.n_held >= n_prompt) return bytes.total();
     return std::max(PeakInPrompt(layout, n_tokens, n_prompt), bytes.total());
   }
   const int64_t n_blocks = BlocksFor(layout, n_tokens);
-  if (layout.window(0) == 0) return PlainParts(layout, n_tokens, 0).total();
+  if (layout.window(0) == 0) return PartsOfBlocks(layout, {.n_blocks = n_blocks}).total();
   const int64_t n_held = std::min(n_blocks, MostBlocksInWindow(layout, max_step));
-  return PlainParts(layout, n_tokens, n_blocks - n_held).total();
+  return PartsOfBlocks(layout, {.n_blocks = n_blocks,
+                                .first_plain = n_blocks - n_held,
+                                .has_sinks = HoldsSinks(layout, growth.n_held)})
+      .total();
 }
 
 int64_t PeakSequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,

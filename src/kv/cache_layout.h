@@ -42,7 +42,7 @@ struct CacheLayout {
   std::vector<BlockShape> shapes;  // [n_layers * n_kv_heads]
   // How many of the last positions each layer attends to (0: all), as the model or the SealPlan
   // says; [n_layers], or empty if no layer has a window. Blocks of a layer that no later position
-  // can see are given back. Sinks stay; they are not seen if the window is the model's.
+  // can see are given back, and so are its sinks if the window is the model's.
   std::vector<int> windows;
   std::optional<SealPlan> seal;  // none: every block stays plain
   // What the codec of `seal` keeps of each head, [n_layers * n_kv_heads]; empty where it keeps
@@ -164,6 +164,10 @@ int64_t HeldBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt
 // How many of the oldest blocks of a layer no position from n_tokens on can see; 0 without a
 // window.
 int64_t BlocksOutOfWindow(const CacheLayout& layout, int layer_idx, int64_t n_tokens);
+
+// Whether no position from n_tokens on can see the sinks of a layer. Never before all of them are
+// written.
+bool SinksOutOfWindow(const CacheLayout& layout, int layer_idx, int64_t n_tokens);
 
 // Bytes by part, at the allocator.
 struct KvBytes {

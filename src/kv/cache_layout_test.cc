@@ -88,11 +88,18 @@ TEST(SequenceBytes, InAWindowAreTheseNumbers) {
   layout.windows = {100};
   // A sink of 4 (32 + 16) 16-bit numbers is 384 bytes, a block 4096, a table 64.
   EXPECT_EQ(SequenceBytes(layout, 100), 384 + 2 * 4096 + 64);
-  EXPECT_EQ(SequenceBytes(layout, 167), 384 + 3 * 4096 + 64);
-  // The step that ended at 168 began at 167, which sees positions 68 to 167: not the first block.
-  EXPECT_EQ(SequenceBytes(layout, 168), 384 + 2 * 4096 + 64);
-  EXPECT_EQ(SequenceBytes(layout, 168, 2), 384 + 3 * 4096 + 64);
-  EXPECT_EQ(SequenceBytes(layout, 4 + 64 * 1000), 384 + 2 * 4096 + 8000);
+  // The step that ended at 104 began at 103, which sees positions 4 to 103: no sink.
+  EXPECT_EQ(SequenceBytes(layout, 103), 384 + 2 * 4096 + 64);
+  EXPECT_EQ(SequenceBytes(layout, 104), 2 * 4096 + 64);
+  EXPECT_EQ(SequenceBytes(layout, 104, 2), 384 + 2 * 4096 + 64);
+  EXPECT_EQ(SequenceBytes(layout, 167), 3 * 4096 + 64);
+  // That which ended at 168 began at 167, which sees positions 68 to 167: not the first block.
+  EXPECT_EQ(SequenceBytes(layout, 168), 2 * 4096 + 64);
+  EXPECT_EQ(SequenceBytes(layout, 168, 2), 3 * 4096 + 64);
+  EXPECT_EQ(SequenceBytes(layout, 4 + 64 * 1000), 2 * 4096 + 8000);
+  // Steps of 9 positions from 1000 on find no sinks.
+  EXPECT_EQ(PeakBytesOfGrowth(layout, {0, 5000}, 9, 5000),
+            PeakBytesOfGrowth(layout, {1000, 5000}, 9, 5000) + 384);
   EXPECT_EQ(ReferenceBytes(layout, 60), 2 * 2 * 32 * 60);
   EXPECT_EQ(ReferenceBytes(layout, 5000), 2 * 2 * 32 * 100);
   layout.windows = {};

@@ -15,10 +15,12 @@ SequenceContents::SequenceContents(const CacheLayout& layout, const SequenceLeng
 
 HeadContents SequenceContents::Of(int layer_idx, int kv_head_idx) {
   const size_t head_idx = static_cast<size_t>(layer_idx) * layout_.n_kv_heads + kv_head_idx;
+  const int64_t released_at = length_.n_tokens - length_.n_step;
   HeadContents contents = {
       .plain = layout_.PlainShapeAt(head_idx, length_.n_tokens, length_.n_prompt),
       .n_blocks = n_blocks_,
-      .n_gone = BlocksOutOfWindow(layout_, layer_idx, length_.n_tokens - length_.n_step),
+      .n_gone = BlocksOutOfWindow(layout_, layer_idx, released_at),
+      .has_sinks = !SinksOutOfWindow(layout_, layer_idx, released_at),
       .entry_bytes = EntryBytesAt(layout_, n_blocks_, length_.n_tokens, length_.n_prompt)};
   if (!merged_.empty()) {
     contents.n_blocks = (int64_t{merged_[head_idx].n_entries} + kBlockSize - 1) / kBlockSize;

@@ -48,6 +48,7 @@ struct HeadContents {
   BlockShape plain;                 // of its plain blocks
   int64_t n_blocks = 0;             // in its table, sealed ones and those that are gone included
   int64_t n_gone = 0;               // the oldest of them, which fell out of the window
+  bool has_sinks = true;            // they have not fallen out of it
   int64_t entry_bytes = 0;          // of what it keeps of its entries (EntryBytesAt)
   std::span<const RunExtent> runs;  // that it has sealed, oldest first
 
@@ -106,7 +107,7 @@ void ForEachObject(const CacheLayout& layout, const HeadInRun& head, const HeadC
       g(PackedShapeOf(layout, head, run), run, r);
     }
   };
-  visit(ObjectPart::kSink, SinkBytes(layout, contents.plain));
+  if (contents.has_sinks) visit(ObjectPart::kSink, SinkBytes(layout, contents.plain));
   for_each_run([&](const PackedShape& shape, const RunExtent& run, int64_t /*run_idx*/) {
     ForEachSealedBlock(shape, run, contents.n_gone, f);
   });

@@ -38,12 +38,11 @@ void FillRandomSinks(const CacheLayout& layout, SequenceCache* cache, uint64_t s
     for (int g = 0; g < layout.n_kv_heads; ++g) {
       const BlockShape& shape = layout.shape(l, g);
       const int64_t n_sink = layout.n_sink * SizeOf(shape.row_type);
-      if (n_sink == 0) continue;
+      const CacheHead head = cache->head(l, g);
+      if (head.sink_k().is_null()) continue;
       const CpuAccess access(cache->device());
-      FillRandom(shape.row_type, access.At(cache->head(l, g).sink_k()), n_sink * layout.head_dim,
-                 seed);
-      FillRandom(shape.row_type, access.At(cache->head(l, g).sink_v()),
-                 n_sink * shape.sink_value_width(), seed);
+      FillRandom(shape.row_type, access.At(head.sink_k()), n_sink * layout.head_dim, seed);
+      FillRandom(shape.row_type, access.At(head.sink_v()), n_sink * shape.sink_value_width(), seed);
     }
   }
 }

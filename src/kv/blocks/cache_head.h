@@ -34,7 +34,7 @@ class CacheHead {
   // runs() are packed. Valid until the next Extend or Clear.
   std::span<const ObjectId> blocks() const { return table_->blocks; }
   // The rows of the sink, K [n_sink, head_dim] and V [n_sink, rank_v]. Null when the layout has no
-  // sink or the cache is empty.
+  // sink, when the cache is empty and when the sink fell out of the window of the layer.
   ObjectPlace sink_k() const { return {table_->sink}; }
   ObjectPlace sink_v() const;
   // The sealed runs, oldest first. Valid as blocks() is.

@@ -111,6 +111,10 @@ void HeadTable::ReleaseBlock(int64_t block_idx, BlockPool* pool) {
   ReleaseRecords(pool, &*run);
 }
 
+void HeadTable::ReleaseSinks(BlockPool* pool) {
+  if (!sink.is_null()) pool->Release(std::exchange(sink, {}));
+}
+
 void HeadTable::ReleaseBlocksBehind(int64_t n_blocks, BlockPool* pool) {
   while (this->n_blocks() > n_blocks) {
     ReleaseBlock(this->n_blocks() - 1, pool);

@@ -19,7 +19,7 @@ struct SequenceProgress {
   int64_t n_prompt = kEndlessPrompt;
   int64_t n_generated = 0;    // positions that come after the prompt; 0: not known
   int first_whole_layer = 0;  // once the prompt has ended: from here on keys are to be cut
-  int64_t released_at = 0;    // blocks that no position from here on can see have been given back
+  int64_t released_at = 0;    // what no position from here on can see has been given back
 
   bool HasWholeKeys(const CacheLayout& layout, int layer_idx) const {
     return layout.ReadsWholeKeys() && (n_tokens < n_prompt || layer_idx >= first_whole_layer);
@@ -73,6 +73,8 @@ struct HeadTable {
 
   // Gives a block back. With the last block of a run its records go as well.
   void ReleaseBlock(int64_t block_idx, BlockPool* pool);
+  // Gives back the sinks if the head has them.
+  void ReleaseSinks(BlockPool* pool);
   // Gives back all blocks but the first n_blocks.
   void ReleaseBlocksBehind(int64_t n_blocks, BlockPool* pool);
   // Gives everything back.

@@ -49,8 +49,8 @@ class SequenceCache {
   // kResourceExhausted, with what is needed and what is free, when the budget does not hold them,
   // and kDataLoss when the step before failed and did not finish what it had to seal, drop or cut.
   // The call costs one comparison when no head needs a block. New rows are undefined until they are
-  // written. In layers with a window, blocks that none of the new positions can see are given back
-  // first, and stay so when there is no room after all.
+  // written. In layers with a window, blocks and sinks that none of the new positions can see are
+  // given back first, and stay so when there is no room after all.
   Status Extend(int n_new);
   // Gives everything back.
   void Clear();

@@ -153,7 +153,6 @@ TEST(SequenceCache, GivesBackABlockWhenTheNextPositionCannotSeeIt) {
   ASSERT_TRUE(cache.Extend(1).ok());
   EXPECT_TRUE(cache.head(0, 0).blocks()[0].is_null());
   EXPECT_FALSE(cache.head(0, 0).blocks()[1].is_null());
-  EXPECT_FALSE(cache.head(0, 0).sink_k().is_null());
   // A long step needs what its first position sees.
   ASSERT_TRUE(cache.Extend(500).ok());
   EXPECT_FALSE(cache.head(1, 1).blocks()[1].is_null());
@@ -161,6 +160,46 @@ TEST(SequenceCache, GivesBackABlockWhenTheNextPositionCannotSeeIt) {
   EXPECT_TRUE(
       cache.head(1, 1).blocks()[7].is_null());  // positions 452 to 515; 668 sees from 569 on
   EXPECT_FALSE(cache.head(1, 1).blocks()[8].is_null());
+}
+
+TEST(SequenceCache, GivesBackSinksWhenTheNextPositionCannotSeeThem) {
+  CacheLayout layout = UniformLayout(4);
+  layout.windows.assign(layout.n_layers, 100);
+  layout.windows[1] = 0;
+  HostPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool);
+  // Position 102 is the last that sees position 3.
+  ASSERT_TRUE(cache.Extend(102).ok());
+  ASSERT_TRUE(cache.Extend(1).ok());
+  EXPECT_FALSE(cache.head(0, 0).sink_k().is_null());
+  const int64_t before = cache.bytes().sinks;
+  ASSERT_TRUE(cache.Extend(1).ok());
+  for (int g = 0; g < layout.n_kv_heads; ++g) {
+    EXPECT_TRUE(cache.head(0, g).sink_k().is_null());
+    EXPECT_TRUE(cache.head(0, g).sink_v().is_null());
+    EXPECT_FALSE(cache.head(1, g).sink_k().is_null());
+  }
+  EXPECT_EQ(cache.bytes().sinks * layout.n_layers, before);
+  ASSERT_TRUE(cache.Extend(200).ok());  // nor are they taken again
+  EXPECT_TRUE(cache.head(0, 0).sink_k().is_null());
+  StatusOr<std::unique_ptr<SequenceCache>> copy = cache.Copy();
+  ASSERT_TRUE(copy.ok());
+  EXPECT_TRUE((*copy)->head(0, 0).sink_k().is_null());
+  cache.Clear();
+  ASSERT_TRUE(cache.Extend(1).ok());
+  EXPECT_FALSE(cache.head(0, 0).sink_k().is_null());
+}
+
+TEST(SequenceCache, WhereQueriesSeeSinksBesideTheirWindowTheseStay) {
+  CacheLayout layout = UniformLayout(4);
+  layout.seal.emplace();
+  layout.seal->window = 100;
+  layout.windows.assign(layout.n_layers, 100);
+  HostPool pool(kNoLimit);
+  SequenceCache cache(&layout, &pool);
+  cache.set_n_prompt(4000);
+  while (cache.n_tokens() < 300) ASSERT_TRUE(cache.Extend(50).ok());
+  EXPECT_FALSE(cache.head(0, 0).sink_k().is_null());
 }
 
 TEST(SequenceCache, ALayerWithoutAWindowKeepsItsBlocksBesideOneThatGivesThemBack) {

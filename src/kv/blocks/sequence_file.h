@@ -3,7 +3,7 @@
 //
 //   offset  bytes
 //   0       8       "KVLSEQ\r\n"
-//   8       4       format version, 11
+//   8       4       format version, 13
 //   12      8       n_bytes of the whole file
 //   20              spec, model: a length of 4 bytes and the text, each
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
@@ -17,11 +17,11 @@
 //                   model decides what merges and they are sealed, its blocks that were sealed with
 //                   the prompt and all its sealed blocks
 //                   the caller's state: a length of 8 bytes and the bytes
-//                   the objects of every KV head, as they lie in memory: its sink rows; its blocks,
-//                   with a window only those that the last position sees; if the spec seals, the
-//                   run records of these blocks, with the first head the layer records, or before
-//                   the first run the sums from which the head finds its bases; if the spec drops
-//                   entries, the positions and votes of those that are left
+//                   the objects of every KV head, as they lie in memory: its sink rows and its
+//                   blocks, with a window only those that the last position sees; if the spec
+//                   seals, the run records of these blocks, with the first head the layer records,
+//                   or before the first run the sums from which the head finds its bases; if the
+//                   spec drops entries, the positions and votes of those that are left
 //   last    4       CRC-32C of everything before
 //
 // Numbers are little-endian. Rows that no position has filled are zero in the file, so that it says

@@ -28,7 +28,8 @@ void Check(std::span<const std::byte> bytes) {
   int64_t row_bytes = 0;
   for (size_t i = 0; file->n_tokens > 0 && i < layout.shapes.size(); ++i) {
     const auto layer_idx = static_cast<int>(i) / layout.n_kv_heads;
-    row_bytes += kvlathe::SinkBytes(layout, layout.shapes[i]) +
+    const bool has_sinks = !kvlathe::SinksOutOfWindow(layout, layer_idx, file->n_tokens - 1);
+    row_bytes += (has_sinks ? kvlathe::SinkBytes(layout, layout.shapes[i]) : 0) +
                  (kvlathe::BlocksFor(layout, file->n_tokens) -
                   kvlathe::BlocksOutOfWindow(layout, layer_idx, file->n_tokens - 1)) *
                      kvlathe::BlockObjectBytes(layout, layout.shapes[i]);

@@ -38,7 +38,7 @@ TEST_F(SequenceFileTest, RestoresEveryBitAtLengthsAroundBlocksAndSinks) {
 }
 
 TEST_F(SequenceFileTest, KeepsWhatAWindowSees) {
-  for (const int n_tokens : {40, 100, 164, 165, 166, 500, 1000}) {
+  for (const int n_tokens : {40, 100, 102, 103, 164, 165, 166, 500, 1000}) {
     SCOPED_TRACE(n_tokens);
     CacheLayout layout = SmallLayout(3);
     layout.windows.assign(layout.n_layers, 100);

@@ -31,6 +31,14 @@ int64_t EntryBytesFor(const CacheLayout& layout, const SequenceProgress& progres
   return EntryBytesAt(layout, n_blocks, progress.n_tokens, progress.n_prompt);
 }
 
+// Sinks that fell out of a window do not come back.
+bool NeedsSinks(const CacheLayout& layout, const SequenceProgress& progress,
+                std::span<const HeadTable> heads, size_t head_idx) {
+  const int layer_idx = static_cast<int>(head_idx) / layout.n_kv_heads;
+  return layout.n_sink > 0 && heads[head_idx].sink.is_null() &&
+         !SinksOutOfWindow(layout, layer_idx, progress.released_at);
+}
+
 bool NeedsQueryGram(const CacheLayout& layout, const HeadTable& head) {
   return layout.GathersQueries() && head.runs.empty() && head.query_gram.is_null();
 }
@@ -115,7 +123,7 @@ int64_t SequenceObjects::MissingBytes(const SequenceProgress& progress, int64_t 
     const HeadTable& head = heads_[i];
     const int64_t n_blocks = head.BlocksAt(*layout_, n_tokens);
     const BlockShape shape = progress.ShapeOf(*layout_, i);
-    if (head.sink.is_null()) n_bytes += SinkBytes(*layout_, shape);
+    if (NeedsSinks(*layout_, progress, heads_, i)) n_bytes += SinkBytes(*layout_, shape);
     if (head.open_entry.is_null()) n_bytes += OpenEntryBytes(*layout_, shape);
     if (NeedsQueryGram(*layout_, head)) n_bytes += QueryGramBytes(*layout_);
     n_bytes += std::max<int64_t>(0, RunTableBytesWith(heads_, runs, i) - head.run_table_bytes);
@@ -141,7 +149,7 @@ bool SequenceObjects::AllocateObjects(const SequenceProgress& progress, int64_t 
     const HeadTable& head = heads_[i];
     const BlockShape shape = progress.ShapeOf(*layout_, i);
     const int64_t n_blocks = head.BlocksAt(*layout_, n_tokens);
-    if (head.sink.is_null() && layout_->n_sink > 0) ok = take(SinkBytes(*layout_, shape));
+    if (NeedsSinks(*layout_, progress, heads_, i)) ok = take(SinkBytes(*layout_, shape));
     if (ok && head.open_entry.is_null() && layout_->MergesEntries()) {
       ok = take(OpenEntryBytes(*layout_, shape));
     }
@@ -189,7 +197,7 @@ Status SequenceObjects::Grow(const SequenceProgress& progress, int64_t n_tokens,
   auto next = objects.begin();
   for (size_t i = 0; i < heads_.size(); ++i) {
     HeadTable& head = heads_[i];
-    if (head.sink.is_null() && layout_->n_sink > 0) head.sink = *next++;
+    if (NeedsSinks(*layout_, progress, heads_, i)) head.sink = *next++;
     if (head.open_entry.is_null() && layout_->MergesEntries()) {
       head.open_entry = *next++;
       device().Fill({head.open_entry}, std::byte{0}, OpenEntryBytes(*layout_, layout_->shapes[i]));
@@ -219,6 +227,8 @@ void SequenceObjects::ReleaseOutOfWindow(const SequenceProgress& progress, int64
     for (int64_t b = BlocksOutOfWindow(*layout_, l, progress.released_at); b < n_unseen; ++b) {
       for (int g = 0; g < layout_->n_kv_heads; ++g) Head(l, g).ReleaseBlock(b, pool_);
     }
+    if (!SinksOutOfWindow(*layout_, l, n_tokens)) continue;
+    for (int g = 0; g < layout_->n_kv_heads; ++g) Head(l, g).ReleaseSinks(pool_);
   }
 }
 

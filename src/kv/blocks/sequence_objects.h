@@ -55,7 +55,7 @@ class SequenceObjects {
   // Writes the positions of new entries, which have no votes yet, into the entry tables of all
   // heads. The layout is one that drops entries.
   void EnterEntries(Range positions);
-  // Gives back the blocks that no position from n_tokens on can see. Those that none from
+  // Gives back the blocks and sinks that no position from n_tokens on can see. Those that none from
   // progress.released_at on can see are gone already.
   void ReleaseOutOfWindow(const SequenceProgress& progress, int64_t n_tokens);
   // Says that the head has dropped n_dropped entries so far and that its first n_blocks hold those

@@ -34,6 +34,7 @@ class SavedContents {
     return {.plain = head.shape(),
             .n_blocks = std::ssize(head.blocks()),
             .n_gone = BlocksOutOfWindow(layout_, layer_idx, cache_.n_tokens() - 1),
+            .has_sinks = !SinksOutOfWindow(layout_, layer_idx, cache_.n_tokens() - 1),
             .entry_bytes = EntryBytesAt(layout_, std::ssize(head.blocks()), cache_.n_tokens(),
                                         cache_.n_prompt()),
             .runs = runs_};

@@ -106,12 +106,11 @@ void AttendStep::AddPacked(const Place& place, int kv_head_idx, HeadJob* job) co
 void AttendStep::AddSinks(const Place& place, int kv_head_idx, HeadJob* job) const {
   const CacheLayout& layout = *layer_.layout;
   const SequenceCache& cache = *place.step.cache;
+  const CacheHead head = cache.head(layer_.idx, kv_head_idx);
+  if (head.sink_k().is_null()) return;  // there are none, or no token sees them any more
   job->sinks.n = std::min(layout.n_sink, cache.n_tokens());
-  if (layout.n_sink > 0) {
-    const CacheHead head = cache.head(layer_.idx, kv_head_idx);
-    job->sinks.k = head.sink_k();
-    job->sinks.v = head.sink_v();
-  }
+  job->sinks.k = head.sink_k();
+  job->sinks.v = head.sink_v();
   job->sinks.first_visible = place.step.first_position() + 1;
   if (!layout.SparesSinks()) job->sinks.window = job->window;
 }

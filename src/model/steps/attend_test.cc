@@ -42,6 +42,22 @@ TEST_F(AttendStepTest, EntriesAreCountedFromTheFirstBlockThatTheWindowReaches) {
   EXPECT_EQ(backend.jobs[0].window, 70);
 }
 
+TEST_F(AttendStepTest, SinksThatFellOutOfTheWindowAreNotRead) {
+  layer.window = 70;
+  layout.windows = {70};
+  layout.n_sink = 2;
+  SequenceCache cache(&layout, &pool);
+  ASSERT_TRUE(cache.Extend(70).ok());
+  Begin(&cache, 3);  // of which the first sees position 1
+  ASSERT_TRUE(AttendStep(&layer).Run(&state).ok());
+  EXPECT_EQ(backend.jobs[0].sinks.n, 2);
+  EXPECT_EQ(backend.jobs[0].sinks.window, 70);
+  Begin(&cache, 1);
+  ASSERT_TRUE(AttendStep(&layer).Run(&state).ok());
+  EXPECT_EQ(backend.jobs[0].sinks.n, 0);
+  EXPECT_TRUE(backend.jobs[0].sinks.k.is_null());
+}
+
 TEST_F(AttendStepTest, RowsOfThePromptsTailVote) {
   layout.retention = RetentionPlan{.votes = RetentionPlan::Votes::kPromptTail,
                                    .keep = 0.5,
