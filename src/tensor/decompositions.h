@@ -32,8 +32,8 @@ struct SingularValueDecomposition {
 // `matrix` [dim, dim] is column-major and finite. O(dim^3).
 SingularValueDecomposition DecomposeSquare(std::span<const double> matrix, int dim);
 
-// The inverse of `matrix` [dim, dim], row-major; where there is none, numbers that are not finite or
-// as large as rounding makes them. O(dim^3).
+// The inverse of `matrix` [dim, dim], row-major; where there is none, numbers that are not finite
+// or as large as rounding makes them. O(dim^3).
 std::vector<double> InvertSquare(std::span<const double> matrix, int dim);
 
 }  // namespace kvlathe
