@@ -17,7 +17,7 @@ namespace {
 // What is measured over trace(F C), which takes errors of positions, heads and layers as
 // independent and of second order. On 8,192 tokens of WikiText-2 with SmolLM2-135M and keys
 // after RoPE it would be 2.1 to 2.4 at ratios 4 to 8, on other texts 1.1 to 2.9
-// (docs/methods/lathe.md, Predicted and measured).
+// (docs/methods/lathe/measured.md, Predicted and measured).
 constexpr double kSealedFactor = 1.5;
 // The same of codes of open rows, from the difference that open=8 made when these had no scales.
 // Nearer queries read them, whose gradients are not in F.

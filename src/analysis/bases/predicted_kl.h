@@ -24,7 +24,7 @@ struct PredictedLosses {
   double open_rows = 0;
 
   // What they are expected to make of the KL, of which kl() is the sum: each times its factor
-  // (docs/methods/lathe.md, Predicted and measured).
+  // (docs/methods/lathe/measured.md, Predicted and measured).
   PredictedLosses InKl() const;
   // In nats per predicted token.
   double kl() const;
