@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The papers' serving experiment: which request rate each cache bears at the same latency and the same KV memory.
 
-  lab/serving.py run MODEL [--out FILE] [--hours H] [--workload NAME:CONTEXT]... [--kv SPEC]... [--peer NAME=COMMAND]...
+  lab/serving.py run MODEL [--out FILE] [--hours H] [--requests N] [--rounds R] [--workload NAME:CONTEXT]... [--kv SPEC]... [--peer NAME=COMMAND]...
   lab/serving.py table FILE [--results docs/results/smollm2.json]
   lab/serving.py plot FILE --folder DIR
   lab/serving.py simulate MODEL [--kv SPEC]... [--workload NAME:CONTEXT]...
@@ -15,7 +15,9 @@ the first above the bound. Poisson arrivals, at most --clients at the same time.
   --peer 'llama.cpp=llama-server -m {model} --host 127.0.0.1 --port {port} -c {kv_tokens} -np {clients} -kvu -t 2 --no-webui'
 
 {kv_tokens} is the KV memory in tokens of the uncompressed cache and {kv_bytes} in bytes. Whatever was measured is in FILE at once; Ctrl-C ends it, and the same
-command goes on. The whole is planned to last --hours, and no cell begins when they are over.
+command goes on. The whole is planned to last --hours, and no sweep begins when they are over. --requests says how many requests a rate
+gets, however long that takes. With --rounds each server has that many sweeps of other requests, the servers in turn, and the tables have
+the median.
 
 simulate answers in simulated time, with step times that `kvlathe bench model` measures in a few minutes: which rate each cache bears by
 the share of the time that prompts get (--prompt-share of kvlathe serve).
@@ -27,6 +29,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 
 from results_parts import program, provenance, store
@@ -49,13 +52,15 @@ class Experiment:
             name, _, command = peer.partition("=")
             self.subjects.append(experiment.Subject(name, tuple(shlex.split(command))))
         self.data = self.read()
-        n_cells = len(self.workloads) * len(self.subjects)
-        self.seconds = options.seconds or experiment.seconds_by_run(3600 * options.hours, n_cells)
+        n_sweeps = len(self.workloads) * len(self.subjects) * options.rounds
+        self.seconds = options.seconds or experiment.seconds_by_run(3600 * options.hours, n_sweeps)
         self.begin = time.monotonic()
 
     def read(self):
         settings = {"model": pathlib.Path(self.options.model).name, "clients": self.options.clients,
                     "sequences": self.options.sequences, "slo_factor": self.options.slo_factor, "seed": self.options.seed}
+        if self.options.requests:
+            settings["requests"] = self.options.requests
         if not self.out.exists():
             return {"settings": settings, "spent_seconds": 0, "workloads": {}, "cells": {}}
         data = json.loads(self.out.read_text(encoding="utf-8"))
@@ -72,8 +77,8 @@ class Experiment:
     def call(self, *arguments):
         return call(self.options.kvlathe, *arguments)
 
-    def bench(self, server, workload, *arguments):
-        return self.call("bench", "serve", "--base-url", server.url, *workload.arguments(), "--seed", str(self.options.seed),
+    def bench(self, server, workload, round_number, *arguments):
+        return self.call("bench", "serve", "--base-url", server.url, *workload.arguments(), "--seed", str(self.options.seed + round_number),
                          "--temperature", "0", "--text", self.options.text, *map(str, arguments))
 
     def server(self, subject, workload, base):
@@ -101,12 +106,15 @@ class Experiment:
         tokens = experiment.kv_tokens(lengths, self.options.sequences)
         base = {"kv_tokens": tokens, "kv_bytes": round(tokens * self.bytes_per_token()), "lengths": lengths}
         with self.server(self.subjects[0], workload, base) as server:
-            alone = self.bench(server, workload, "--max-concurrency", 1, "--num-prompts", 5, "--num-warmups", 1)
-            full = self.bench(server, workload, "--max-concurrency", self.options.clients, "--duration", self.seconds)
+            alone = self.bench(server, workload, 0, "--max-concurrency", 1, "--num-prompts", self.n_alone(), "--num-warmups", 1)
+            full = self.bench(server, workload, 0, "--max-concurrency", self.options.clients, *self.run_length(self.seconds))
         base["slo_ms"] = self.options.slo_factor * alone["median_normalized_latency_ms"]
         base["throughput"] = full["request_throughput"]
         base["rates"] = experiment.rates(base["throughput"])
-        base["seconds_of_a_run"] = experiment.seconds_of_a_run(self.seconds, base["throughput"], self.options.clients)
+        if self.options.requests:
+            base["seconds_of_a_run"] = self.options.requests / base["throughput"]
+        else:
+            base["seconds_of_a_run"] = experiment.seconds_of_a_run(self.seconds, base["throughput"], self.options.clients)
         self.data["workloads"][workload.key] = base
         self.save()
         return base
@@ -117,22 +125,28 @@ class Experiment:
         if subject.kv and not self.options.model.endswith(".json"):
             self.call("inspect", "-m", self.options.model, "--kv", subject.kv)
 
-    def measure(self, subject, workload, base):
+    def n_alone(self):
+        """Requests of the client that is alone, whose median makes the bound."""
+        return max(5, (self.options.requests or 0) // 5)
+
+    def run_length(self, seconds):
+        return ("--num-prompts", self.options.requests) if self.options.requests else ("--duration", seconds)
+
+    def measure(self, subject, workload, base, round_number):
         self.prepare(subject)
-        begin = time.monotonic()
         with self.server(subject, workload, base) as server:
-            sweep = self.bench(server, workload, "--label", subject.name, "--num-warmups", 2, "--request-rates",
-                               ",".join(map(str, base["rates"])), "--duration", base["seconds_of_a_run"], "--max-concurrency",
-                               self.options.clients, "--slo-normalized-latency", base["slo_ms"])
-        return {"seconds": round(time.monotonic() - begin, 1), "sweep": sweep}
+            return self.bench(server, workload, round_number, "--label", subject.name, "--num-warmups", 2, "--request-rates",
+                              ",".join(map(str, base["rates"])), *self.run_length(base["seconds_of_a_run"]), "--max-concurrency",
+                              self.options.clients, "--slo-normalized-latency", base["slo_ms"])
 
     def run(self):
         commit, is_dirty = provenance.commit_of(ROOT, self.options.commit, self.options.allow_dirty)
         self.data["run"] = provenance.run_facts(commit, is_dirty)
-        n_cells = len(self.workloads) * len(self.subjects)
-        say(f"{len(self.workloads)} workloads and {len(self.subjects)} servers, runs of at least {self.seconds:.0f} s: planned for "
-            f"{n_cells * self.seconds * experiment.RUNS_OF_A_SWEEP / 3600:.1f} of {self.options.hours:g} hours, of which "
-            f"{self.spent() / 3600:.1f} are spent")
+        if not self.options.requests:
+            n_sweeps = len(self.workloads) * len(self.subjects) * self.options.rounds
+            say(f"{n_sweeps} sweeps with runs of at least {self.seconds:.0f} s: planned for "
+                f"{n_sweeps * self.seconds * experiment.RUNS_OF_A_SWEEP / 3600:.1f} of {self.options.hours:g} hours, of which "
+                f"{self.spent() / 3600:.1f} are spent")
         try:
             for workload in self.workloads:
                 self.run_workload(workload)
@@ -143,39 +157,58 @@ class Experiment:
     def run_workload(self, workload):
         base = self.data["workloads"].get(workload.key) or self.measure_base(workload)
         cells = self.data["cells"].setdefault(workload.key, {})
+        left = [(number, subject) for number in range(self.options.rounds) for subject in self.subjects
+                if experiment.lacks(cells.get(subject.name, {}), number)]
         say(f"{workload.key}: {base['kv_bytes'] / 2**20:.1f} MiB of KV, lengths times {base['lengths']['scale']:.4g}, bound "
-            f"{base['slo_ms']:.4g} ms a token, closed loop {base['throughput']:.3g} requests/s; runs of {base['seconds_of_a_run']:.0f} s "
-            f"take about {len(self.subjects) * base['seconds_of_a_run'] * experiment.RUNS_OF_A_SWEEP / 60:.0f} minutes")
-        for subject in self.subjects:
-            if "sweep" in cells.get(subject.name, {}):
-                continue
+            f"{base['slo_ms']:.4g} ms a token, closed loop {base['throughput']:.3g} requests/s; {len(left)} sweeps take about "
+            f"{len(left) * base['seconds_of_a_run'] * experiment.RUNS_OF_A_SWEEP / 60:.0f} minutes")
+        begin = time.monotonic()
+        for n_done, (number, subject) in enumerate(left):
             if self.spent() > 3600 * self.options.hours:
                 raise store.ResultsError(f"the {self.options.hours:g} hours are over; --hours more goes on")
-            say(f"{workload.key}, {subject.name}")
-            try:
-                cells[subject.name] = self.measure(subject, workload, base)
-                say(f"  {report.rate_text(cells[subject.name]['sweep'])} requests/s, in {cells[subject.name]['seconds']:.0f} s")
-            except (ServerFailed, program.CallFailed) as error:
+            if not experiment.is_next(cells.get(subject.name, {}), number):
+                continue  # the round before failed
+            say(f"{workload.key}, round {number + 1} of {self.options.rounds}, {subject.name}")
+            if n_done:
+                minutes = (time.monotonic() - begin) / 60 / n_done * (len(left) - n_done)
+                say(f"  {len(left) - n_done} sweeps, about {minutes:.0f} minutes left")
+            self.run_sweep(workload, base, cells, subject, number)
+
+    def run_sweep(self, workload, base, cells, subject, number):
+        begin = time.monotonic()
+        try:
+            sweep = self.measure(subject, workload, base, number)
+            seconds = time.monotonic() - begin
+            experiment.add_sweep(cells.setdefault(subject.name, {}), sweep, seconds)
+            say(f"  {report.rate_text([sweep])} requests/s, in {seconds:.0f} s")
+        except (ServerFailed, program.CallFailed) as error:
+            if subject.name not in cells or "failed" in cells[subject.name]:
                 cells[subject.name] = {"failed": str(error)}
-                say(f"  failed: {error}")
-            self.data["spent_seconds"] = round(self.spent(), 1)
-            self.begin = time.monotonic()
-            self.save()
+            say(f"  failed: {error}")
+        self.data["spent_seconds"] = round(self.spent(), 1)
+        self.begin = time.monotonic()
+        self.save()
 
 
 def call(program_path, *arguments):
-    """The JSON of a call of kvlathe."""
+    """The JSON of a call of kvlathe, whose progress is seen meanwhile."""
     command = [program_path, *arguments, "--json"]
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             start_new_session=True)
-    try:
-        out, err = child.communicate()
-    except BaseException:
-        program.end(child)
-        raise
-    if child.returncode != 0:
-        raise program.CallFailed(program.reason(child.returncode, err))
-    return json.loads(out)
+    errors = []
+    with tempfile.TemporaryFile("w+") as out:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            for line in child.stderr:
+                errors.append(line)
+                if line.endswith(" left\n"):
+                    print(line, end="", file=sys.stderr, flush=True)
+            child.wait()
+        except BaseException:
+            program.end(child)
+            raise
+        if child.returncode != 0:
+            raise program.CallFailed(program.reason(child.returncode, "".join(errors)))
+        out.seek(0)
+        return json.load(out)
 
 
 def say(text):
@@ -238,6 +271,8 @@ def parse_arguments():
     run.add_argument("--out", default="build/serving/serving.json")
     run.add_argument("--hours", type=float, default=2, help="of measuring in all, those of earlier calls included")
     run.add_argument("--seconds", type=float, help="of a run, in place of what follows from --hours")
+    run.add_argument("--requests", type=int, help="of a run, in place of a time")
+    run.add_argument("--rounds", type=int, default=1, help="sweeps of each server, with other requests")
     run.add_argument("--workload", action="append", help=f"NAME:CONTEXT (default: {' '.join(experiment.WORKLOADS)})")
     run.add_argument("--kv", action="append", help="a cache (default: those of the papers); '' and no other: none")
     run.add_argument("--peer", action="append", help="NAME=COMMAND")

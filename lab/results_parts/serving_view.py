@@ -8,7 +8,7 @@ import json
 import pathlib
 import statistics
 
-from serving_parts import report
+from serving_parts import experiment, report
 
 from .store import ResultsError
 
@@ -47,11 +47,11 @@ class ServingView:
 
     def figure(self, workload, server, field):
         cells = self.data.get("cells", {}).get(workload, {})
-        if "sweep" not in cells.get(server, {}):
+        sweeps = experiment.sweeps(cells.get(server, {}))
+        if not sweeps:
             raise ResultsError(f"{self.name} has no result of {workload} with {server}")
-        first = next(cell["sweep"] for cell in cells.values() if "sweep" in cell)
-        sweep = cells[server]["sweep"]
-        texts = {"rate": lambda: report.rate_text(sweep), "relative": lambda: report.relative_text(sweep, first),
+        first = next(found for cell in cells.values() if (found := experiment.sweeps(cell)))
+        texts = {"rate": lambda: report.rate_text(sweeps), "relative": lambda: report.relative_text(sweeps, first),
                  "bound": lambda: f"{self.data['workloads'][workload]['slo_ms']:.3g}"}
         if field not in texts:
             raise ResultsError(f"no field {field}; there are {', '.join(texts)}")

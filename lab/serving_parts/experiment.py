@@ -75,3 +75,25 @@ def seconds_of_a_run(seconds, throughput, clients):
 
 def seconds_by_run(budget_seconds, n_cells):
     return budget_seconds / (max(1, n_cells) * RUNS_OF_A_SWEEP)
+
+
+def sweeps(cell):
+    """Those of all rounds of a server: `sweep` is the first, `repeats` are the others."""
+    return [cell["sweep"], *cell.get("repeats", ())] if "sweep" in cell else []
+
+
+def lacks(cell, round_number):
+    return len(sweeps(cell)) <= round_number
+
+
+def is_next(cell, round_number):
+    return len(sweeps(cell)) == round_number
+
+
+def add_sweep(cell, sweep, seconds):
+    cell.pop("failed", None)
+    cell["seconds"] = round(cell.get("seconds", 0) + seconds, 1)
+    if "sweep" in cell:
+        cell.setdefault("repeats", []).append(sweep)
+    else:
+        cell["sweep"] = sweep

@@ -12,23 +12,35 @@ def kl_of(results, kv):
     return None, None, None
 
 
-def rate_text(sweep):
+def rate_text(sweeps):
+    """The median of rounds; of an even number, the lower of the two in the middle."""
+    sweep = sorted(sweeps, key=lambda s: s["request_rate_at_slo"])[(len(sweeps) - 1) // 2]
     mark = {"between": "", "at least": ">= ", "below": "< "}[sweep["request_rate_at_slo_is"]]
     return f"{mark}{sweep['request_rate_at_slo']:.3g}"
 
 
-def relative_text(sweep, first):
-    """The rate over that of the first server, as far as what was measured says it."""
-    ratio = f"{sweep['request_rate_at_slo'] / first['request_rate_at_slo']:.2f}"
-    kinds = (sweep["request_rate_at_slo_is"], first["request_rate_at_slo_is"])
-    return {("between", "between"): ratio, ("at least", "between"): f">= {ratio}", ("below", "between"): f"< {ratio}",
-            ("between", "below"): f"> {ratio}", ("at least", "below"): f"> {ratio}"}.get(kinds, "-")
+def relative_text(sweeps, firsts):
+    """The median of each round's rate over that of the first server in it, as far as what was measured says it; with the range where
+    all rounds say it."""
+    pairs = sorted(zip(sweeps, firsts), key=lambda pair: ratio_of(*pair))
+    kinds = {"between": {"between": "", "below": "> "}, "at least": {"between": ">= ", "below": "> "}, "below": {"between": "< "}}
+    marks = [kinds[sweep["request_rate_at_slo_is"]].get(first["request_rate_at_slo_is"]) for sweep, first in pairs]
+    middle = (len(pairs) - 1) // 2
+    if marks[middle] is None:
+        return "-"
+    text = f"{marks[middle]}{ratio_of(*pairs[middle]):.2f}"
+    low, high = (f"{ratio_of(*pairs[end]):.2f}" for end in (0, -1))
+    return text if low == high or any(mark != "" for mark in marks) else f"{text} ({low} to {high})"
+
+
+def ratio_of(sweep, first):
+    return sweep["request_rate_at_slo"] / first["request_rate_at_slo"]
 
 
 def table(data, workload, results):
     """Lines of Markdown for the servers of a workload, in the order in which they were measured."""
     base, cells = data["workloads"][workload], data["cells"].get(workload, {})
-    first = next((cell["sweep"] for cell in cells.values() if "sweep" in cell), None)
+    first = next((found for cell in cells.values() if (found := experiment.sweeps(cell))), None)
     lines = [f"### {workload}: {base['kv_bytes'] / 2**20:.1f} MiB of KV, p90 at most {base['slo_ms']:.3g} ms a token", "",
              "| server | KV size % | KL | requests/s at the bound | relative |", "|---|---:|---:|---:|---:|"]
     is_marked = False
@@ -37,8 +49,8 @@ def table(data, workload, results):
         is_second = part is not None and part != experiment.KL_PARTS[0]
         is_marked |= is_second
         accuracy = f"{100 * size:.1f} | {kl:.4f}{' *' if is_second else ''}" if part else "- | -"
-        if "sweep" in cell:
-            lines.append(f"| `{name}` | {accuracy} | {rate_text(cell['sweep'])} | {relative_text(cell['sweep'], first)} |")
+        if found := experiment.sweeps(cell):
+            lines.append(f"| `{name}` | {accuracy} | {rate_text(found)} | {relative_text(found, first)} |")
         else:
             lines.append(f"| `{name}` | {accuracy} | failed: {cell['failed']} | |")
     return lines + (["", f"\\* of the part `{experiment.KL_PARTS[1]}`, on fewer windows of the same text"] if is_marked else []) + [""]

@@ -7,7 +7,7 @@ from . import experiment, simulator
 
 CACHES = ["none", "lathe(ratio=4)", "lathe(ratio=8)"]
 WORKLOADS = ["humaneval:1024", "arxiv:4096"]  # of simulator.LENGTHS
-SHARES = (1, 0.8, 0.67, 0.5, 0.33)
+SHARES = (1, 0.95, 0.85, 0.67, 0.5)
 CHUNK = 512
 DECODES = ("-p", "0", "-n", "16", "-d", "512,2048", "-np", "1,8")
 READS = ("-p", str(CHUNK), "-n", "0", "-d", "0,2048")

@@ -16,7 +16,10 @@ LAB = pathlib.Path(__file__).resolve().parent.parent
 TESTS = LAB.parent / "tests"
 sys.path.insert(0, str(TESTS))
 
+sys.path.insert(0, str(LAB))
+
 import cli_support  # noqa: E402
+from serving_parts import report  # noqa: E402
 
 SCRIPT = LAB / "serving.py"
 FIGURES = ("mean_normalized_latency_ms", "p90_normalized_latency_ms", "p99_normalized_latency_ms", "p99_ttft_ms")
@@ -85,18 +88,46 @@ class ServingCase(cli_support.CommandLineCase):
         self.assertEqual(status, 1)
         self.assertIn("results of other settings", said)
 
+        status, _, said = self.serving(*self.arguments("--rounds", 2))
+        self.assertEqual(status, 0, said)
+        self.assertRegex(said, r"imdb:128, round 2 of 2, four\n.*sweeps, about \d+ minutes left")
+        rounds = json.loads((self.folder / "out.json").read_text())["cells"]["imdb:128"]
+        for name in ("one", "four"):
+            self.assertEqual(rounds[name]["sweep"], cells[name]["sweep"])
+            self.assertEqual([run["seed"] for sweep in rounds[name]["repeats"] for run in sweep["runs"]][:1], [2])
+        self.assertEqual(rounds["dead"], {"failed": "no such model"})
+
         (self.folder / "kl.json").write_text(json.dumps({"records": [
             {"part": "methods", "kv": "four", "result": {"kl": 0.25, "kv_fraction": 0.5}}]}))
         status, table, said = self.serving("table", self.folder / "out.json", "--results", self.folder / "kl.json")
         self.assertEqual(status, 0, said)
         self.assertRegex(table, r"\| `one` \| - \| - \| (< )?[\d.]+ \| (1\.00|-) \|")
         self.assertIn("| `dead` | - | - | failed: no such model | |", table)
-        self.assertRegex(table, r"\| `four` \| 50\.0 \| 0\.2500 \* \| (>= )?[\d.]+ \| (>=? )?[1-9]\d?\.\d\d \|")
+        self.assertRegex(table, r"\| `four` \| 50\.0 \| 0\.2500 \* \| (>= )?[\d.]+ \| (>=? )?[1-9]\d?\.\d\d( \([\d.]+ to [\d.]+\))? \|")
         self.check_documents(data)
         status, _, said = self.serving("plot", self.folder / "out.json", "--folder", self.folder, "--kvlathe", cli_support.KVLATHE)
         self.assertEqual(status, 0, said)
         drawn = xml.etree.ElementTree.parse(self.folder / "imdb-128.svg").getroot()
         self.assertEqual(len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")), 2)
+
+    def test_runs_of_a_number_of_requests(self):
+        status, _, said = self.serving(*self.arguments("--requests", 6))
+        self.assertEqual(status, 0, said)
+        cells = json.loads((self.folder / "out.json").read_text())["cells"]["imdb:128"]
+        self.assertEqual({run["num_prompts"] for name in ("one", "four") for run in cells[name]["sweep"]["runs"]}, {6})
+        status, _, said = self.serving(*self.arguments("--requests", 7))
+        self.assertEqual(status, 1)
+        self.assertIn("results of other settings", said)
+
+    def test_a_table_has_the_median_of_rounds(self):
+        def sweeps(*rates, kind="between"):
+            return [{"request_rate_at_slo": rate, "request_rate_at_slo_is": kind} for rate in rates]
+
+        self.assertEqual(report.rate_text(sweeps(3, 1, 2)), "2")
+        self.assertEqual(report.relative_text(sweeps(3, 1, 2), sweeps(2, 1, 1)), "1.50 (1.00 to 2.00)")
+        self.assertEqual(report.relative_text(sweeps(3, 1), sweeps(2, 1, 1)), "1.00 (1.00 to 1.50)")
+        self.assertEqual(report.relative_text(sweeps(2, 2, kind="at least"), sweeps(1, 1)), ">= 2.00")
+        self.assertEqual(report.relative_text(sweeps(1, kind="below"), sweeps(1, kind="below")), "-")
 
 
 if __name__ == "__main__":

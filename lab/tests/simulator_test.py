@@ -12,6 +12,9 @@ from serving_parts.simulator import Cache, Load, Policy, Request, Server, StepCo
 
 # In milliseconds; a prompt's token costs about what a sequence that decodes does, as on few cores.
 COST = StepCost(step=2, prompt_token=1.3, decode=1.2, cached=0.0014, pair=0.0005)
+# Where a step costs much whatever it carries, as the weights of a larger model do.
+COST_OF_WEIGHTS = StepCost(step=30, prompt_token=1.3, decode=1.2, cached=0.0014, pair=0.0005)
+SHARE = 0.85  # of kvlathe serve
 
 
 def serve(cache, policy, kv_tokens, requests, n_clients=16):
@@ -105,10 +108,25 @@ class SimulatorTest(unittest.TestCase):
         def rates(share):
             return [load.rate_at(bound, cache, Policy(prompt_share=share), lowest=0.15, n_rates=6) for cache in (whole, small)]
 
-        before, paced = rates(1), rates(0.67)
+        before, paced = rates(1), rates(SHARE)
         self.assertLess(before[1], 0.8 * before[0])
         self.assertGreaterEqual(paced[1], 0.99 * paced[0])
         self.assertGreaterEqual(paced[0], 0.97 * before[0])
+
+    def test_paced_more_sequences_never_end_later_than_the_few_that_the_whole_cache_holds(self):
+        for workload, context, kv_tokens, rates in (("arxiv", 4096, 7361, (0.2, 4)), ("humaneval", 1024, 1343, (1, 20))):
+            for cost in (COST, COST_OF_WEIGHTS):
+                for rate in rates:
+                    few, many = (self.ends(workload, context, kv_tokens, cost, rate, n) for n in (4, 16))
+                    with self.subTest(workload=workload, cost=cost, rate=rate):
+                        self.assertLessEqual(many[0], 1.001 * few[0])
+                        self.assertLessEqual(many[1], 1.05 * few[1])
+
+    def ends(self, workload, context, kv_tokens, cost, rate, max_sequences):
+        """When the last request ends, and the mean latency, of a cache of an eighth of the bytes."""
+        requests = simulator.draw_requests(workload, context, rate, 40, seed=1)
+        serve(Cache(cost, fraction=0.125, n_open=100), Policy(max_sequences=max_sequences, prompt_share=SHARE), kv_tokens, requests)
+        return max(r.end for r in requests), sum(r.latency for r in requests) / len(requests)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ struct ServeOptions {
   std::vector<std::string> api_keys;
   std::string api_key_file;
   api::ApiLimits limits;
-  EngineOptions engine = {.max_waiting = 256, .prompt_share = 0.67};
+  EngineOptions engine = {.max_waiting = 256, .prompt_share = 0.85};
   server::ServerOptions server;
 };
 
