@@ -393,7 +393,7 @@ class PageTest(TreeCase):
 
     def test_calibrations_and_predictions_stand_side_by_side(self):
         done = self.results_py("run", "models/fetched/big.gguf", "--commit", "abc", "--data", self.root / "data", "--only", "calibration", "prediction")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         path = self.root / "docs/results/big.json"
         store = self.store("big")
         store.records["calibration/books", "lathe(ratio=4)"]["result"].update(kl=0.004, kl_stderr=0.0002)
