@@ -214,7 +214,8 @@ TEST_P(ResidentBasisTest, ABatchMixesRates) {
     ASSERT_TRUE(resident.model->Forward({&step, 1}).ok());
     const auto row = resident.model->logits(0);
     EXPECT_EQ(together[i], std::vector<double>(row.begin(), row.end())) << i;
-    EXPECT_EQ(caches[i]->bytes().total(), SequenceBytes(cache.layout(), cache.n_tokens()));
+    EXPECT_EQ(caches[i]->bytes().total(),
+              SequenceBytes(cache.layout(), cache.n_tokens(), cache.n_tokens()));
   }
 }
 
