@@ -235,9 +235,9 @@ constexpr int TileCols() {
   return kRows == 3 && Lines<Row>::kVecs == 1 ? 3 : 2;
 }
 
-// Calls f(Index<n>{}, col) for tiles that cover n_cols vectors, an even number, by at most kCols.
-// None has one vector alone, which were too few sums.
-template <int kCols, typename F>
+// Calls f(Index<n>{}, col) for tiles that cover n_cols vectors by at most kCols. None has one
+// vector alone, which were too few sums, unless n_cols may be odd.
+template <int kCols, bool kMayBeOdd = false, typename F>
 KVL_INLINE void ForEachTile(int n_cols, const F& f) {
   int col = 0;
   if constexpr (kCols == 3) {
@@ -248,7 +248,10 @@ KVL_INLINE void ForEachTile(int n_cols, const F& f) {
       for (; n_cols - col >= 4; col += 4) f(Index<4>{}, col);
     }
   }
-  for (; col < n_cols; col += 2) f(Index<2>{}, col);
+  for (; n_cols - col >= 2; col += 2) f(Index<2>{}, col);
+  if constexpr (kMayBeOdd) {
+    if (col < n_cols) f(Index<1>{}, col);
+  }
 }
 
 // Computes the scores of the rows of a tile against all tokens of a block. The first tile fetches
@@ -348,7 +351,8 @@ void AddValues(const Panel& panel, const BlockView<Row>& block, bool is_first, i
   using L = Lines<Row>;
   const int n_cols = panel.p->shape.rank_v / kLanes * L::kVecs;
   const bool fetches = is_first && block.next != nullptr;
-  ForEachTile<TileCols<Row, kRows>()>(n_cols, [&](auto cols, int col) {
+  constexpr bool kMayBeOdd = kLanes == 16 && L::kVecs == 1;  // ranks are multiples of 16
+  ForEachTile<TileCols<Row, kRows>(), kMayBeOdd>(n_cols, [&](auto cols, int col) {
     const int64_t offset = col * L::kVecElements;
     const Row* next =
         fetches ? block.next + (block.v - block.k) + offset * (kBlockSize / 2) : nullptr;
