@@ -154,6 +154,9 @@ void AddCalibrateVerb(Verbs* verbs) {
   verb->add_option("--random-model", options->random_model,
                    "what calibrating a model in the shape of a config.json costs: random weights");
   verb->add_option("--kv-memory", options->model.kv_memory, "KV cache budget while calibrating");
+  verb->add_option("-c,--ctx-size", options->model.ctx_size,
+                   "context in tokens that rows after RoPE are taken from (default: the model's)")
+      ->check(CLI::Range(1, 1 << 30));
   auto* random =
       verb->add_option("--random-tokens", options->run.n_random_tokens, "random tokens to run")
           ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
@@ -172,9 +175,10 @@ void AddCalibrateVerb(Verbs* verbs) {
   verb->add_option("--kv", options->kv,
                    "a spec with dmc or pool: statistics of the entries that it merges, for "
                    "bases that go with it");
-  verb->add_option("--maps", options->maps,
-                   "write only what lathe needs with these keys, a fiftieth of the bytes; with "
-                   "--basis FILE of what that file holds, without calibrating")
+  verb->add_option(
+          "--maps", options->maps,
+          "write only what lathe needs with these keys, about a thirtieth of the bytes; with "
+          "--basis FILE of what that file holds, without calibrating")
       ->check(CLI::IsMember({"after", "block", "before"}));
   verb->add_option("--basis", options->model.basis, "with --maps: a file of statistics to read")
       ->needs("--maps");

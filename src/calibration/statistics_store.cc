@@ -226,12 +226,13 @@ StatusOr<FoundStatistics> FindOrCalibrate(const StatisticsRequest& request,
   }
   if (!request.maps_path.empty()) {
     StatusOr<CalibrationStatistics> maps = ReadMatching(request.maps_path, request);
-    if (maps.ok()) {
+    if (!maps.ok()) {
+      AddWarning(MessageOf(maps.status()), &found.warning);
+    } else if (request.any_positions || maps->source.n_positions == request.contents.n_positions) {
       found.statistics = *std::move(maps);
       found.path = request.maps_path;
       return found;
     }
-    AddWarning(MessageOf(maps.status()), &found.warning);
   }
   const std::string path = KeptStatisticsPath(request);
   CalibrationCall call = {.lacking = LackingInKept(request),

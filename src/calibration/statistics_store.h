@@ -41,7 +41,8 @@ struct StatisticsRequest {
   std::string merging = {};               // StatisticsSource::merging
   // Where nothing else is read (StatisticsNeed::maps_of), a file of lathe's maps does as well.
   std::optional<KeyRows> maps_of = {};
-  // A file of such maps that comes with kvlathe, read before a calibration; empty: none.
+  // A file of such maps that comes with kvlathe, read before a calibration and used as kept files
+  // are: of the positions that are asked for, or of any. Empty: none.
   std::string maps_path = {};
 };
 

@@ -117,6 +117,8 @@ TEST_F(StatisticsStoreTest, MapsServeWhoReadsNothingElse) {
   request_.maps_path = root_ + "/maps.safetensors";
   CalibrationStatistics statistics = StatisticsOf("hash1");
   statistics.joint.n_tokens = 100;
+  const int n_positions = statistics.source.n_positions;
+  request_.contents.n_positions = n_positions;
   ASSERT_TRUE(WriteLatheMaps(statistics, KeyRows::kBlock, request_.maps_path).ok());
   request_.maps_of = KeyRows::kBlock;
   auto found = Find();
@@ -124,6 +126,14 @@ TEST_F(StatisticsStoreTest, MapsServeWhoReadsNothingElse) {
   EXPECT_EQ(found->path, request_.maps_path);
   EXPECT_EQ(found->statistics.maps_of, KeyRows::kBlock);
   EXPECT_EQ(n_calibrations_, 0);
+  // Those of other positions are for who reads no rows after RoPE.
+  request_.contents.n_positions = 2 * n_positions;
+  request_.any_positions = true;
+  EXPECT_EQ(Find()->path, request_.maps_path);
+  request_.any_positions = false;
+  EXPECT_TRUE(Find()->is_new);
+  request_.contents.n_positions = n_positions;
+  n_calibrations_ = 0;
   // What they cannot answer is calibrated, and a warning says why they were not taken.
   request_.maps_of = KeyRows::kAfterRope;
   found = Find();

@@ -1,5 +1,5 @@
 // A file of lathe's maps holds what lathe reads of a model's statistics, for one form of keys, in a
-// fiftieth of their bytes: so that a model can come with it and nobody has to wait for a
+// thirtieth of their bytes: so that a model can come with it and nobody has to wait for a
 // calibration.
 //
 // Of a kind of rows lathe reads two symmetric matrices, P (covariance of rows, as errors in them

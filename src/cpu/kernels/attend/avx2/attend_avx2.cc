@@ -1,6 +1,7 @@
 // Attention with AVX2 and FMA, for machines without BF16 dots.
 #include "cpu/kernels/attend/attend_isa.h"
 #include "cpu/kernels/attend/attend_lanes.h"
+#include "cpu/kernels/attend/attend_rows_lanes.h"
 
 namespace kvlathe {
 

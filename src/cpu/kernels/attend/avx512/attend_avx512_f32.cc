@@ -1,6 +1,7 @@
 // Attention over F32 rows with AVX-512, and over Bf16 rows whose keys have lost a turning mean.
 #include "cpu/kernels/attend/attend_isa.h"
 #include "cpu/kernels/attend/attend_lanes.h"
+#include "cpu/kernels/attend/attend_rows_lanes.h"
 
 namespace kvlathe {
 
