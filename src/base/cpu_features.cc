@@ -40,10 +40,11 @@ bool HasAvx512Bf16() {
   constexpr uint64_t kZmmState = 0xe6;  // SSE, AVX, opmask, ZMM
   if ((EnabledStateComponents() & kZmmState) != kZmmState) return false;
   const CpuidLeaf l7 = Cpuid(7, 0);
-  constexpr uint32_t kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
-  constexpr uint32_t kNeeded = kF | kDq | kBw | kVl;
-  constexpr uint32_t kVbmi2 = 1u << 6, kVnni = 1u << 11, kBf16 = 1u << 5;
-  return (l7.ebx & kNeeded) == kNeeded && (l7.ecx & kVbmi2) != 0 && (l7.ecx & kVnni) != 0 &&
+  constexpr uint32_t kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31, kBmi2 = 1u << 8;
+  constexpr uint32_t kNeeded = kF | kDq | kBw | kVl | kBmi2;
+  constexpr uint32_t kVbmi = 1u << 1, kVbmi2 = 1u << 6, kVnni = 1u << 11, kBf16 = 1u << 5;
+  constexpr uint32_t kBytes = kVbmi | kVbmi2 | kVnni;
+  return (l7.ebx & kNeeded) == kNeeded && (l7.ecx & kBytes) == kBytes &&
          (Cpuid(7, 1).eax & kBf16) != 0;
 }
 

@@ -13,7 +13,7 @@ namespace kvlathe {
 enum class Isa {
   kScalar,      // portable C++
   kAvx2,        // AVX2, FMA and F16C; products of BF16 numbers in F32
-  kAvx512Bf16,  // AVX-512 F/BW/DQ/VL and BF16 dot products
+  kAvx512Bf16,  // AVX-512 F/BW/DQ/VL, VBMI, VBMI2 and VNNI, and BF16 dot products
   kAmx,         // AVX-512 BF16 and AMX-BF16 tiles, with the kernel's permission to use them
 };
 

@@ -1,5 +1,7 @@
 // Vectors of floats as wide as the flags of the file allow, AVX-512 or AVX2, for kernels that
-// compute in F32. Everything has internal linkage, so that no such code is ever linked into a
+// compute in F32. With KVLATHE_NARROW_LANES a file that may use AVX-512 has vectors of AVX2 and the
+// integer dots of AVX-VNNI, as AVX-512 encodes them: a test of those on machines that have only
+// these. Everything has internal linkage, so that no such code is ever linked into a
 // portable path.
 #pragma once
 
@@ -12,12 +14,14 @@ namespace {
 
 #define KVL_LANES inline __attribute__((always_inline))
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) && !defined(KVLATHE_NARROW_LANES)
 
 using Vec = __m512;
 using IntVec = __m512i;
 constexpr int kLanes = 16;
 constexpr int kVecRegisters = 32;
+// Whether the machine adds four products of bytes to a sum of 32 bits at once.
+constexpr bool kHasByteDots = true;
 
 KVL_LANES Vec Zero() { return _mm512_setzero_ps(); }
 KVL_LANES Vec Set1(float x) { return _mm512_set1_ps(x); }
@@ -92,12 +96,14 @@ KVL_LANES IntVec ShiftSignedWords(IntVec x, int bits) {
 }
 // To the right, round the end.
 KVL_LANES IntVec TurnWords(IntVec x, int bits) {
-  return _mm512_or_si512(_mm512_srl_epi16(x, _mm_cvtsi32_si128(bits)),
-                         _mm512_sll_epi16(x, _mm_cvtsi32_si128(16 - bits)));
+  return _mm512_shrdv_epi16(x, x, _mm512_set1_epi16(static_cast<int16_t>(bits)));
 }
-// In every 128 bits, bytes of a and b in turn, from the lower or the upper eight of either.
+// In every 128 bits, bytes or words of 16 bits of a and b in turn, from the lower or the upper half
+// of either.
 KVL_LANES IntVec MixLowerBytes(IntVec a, IntVec b) { return _mm512_unpacklo_epi8(a, b); }
 KVL_LANES IntVec MixUpperBytes(IntVec a, IntVec b) { return _mm512_unpackhi_epi8(a, b); }
+KVL_LANES IntVec MixLowerWords(IntVec a, IntVec b) { return _mm512_unpacklo_epi16(a, b); }
+KVL_LANES IntVec MixUpperWords(IntVec a, IntVec b) { return _mm512_unpackhi_epi16(a, b); }
 // Two words of 32 bits in turn.
 KVL_LANES IntVec LoadTwoInts(const void* first, const void* second) {
   int32_t a, b;
@@ -132,7 +138,7 @@ KVL_LANES IntVec ShuffleBytes(IntVec table, IntVec places) {
 // register in which they are written: g++ would add integers up in trees, which take more registers
 // than there are, or copy every sum back and forth.
 KVL_LANES IntVec AddDots(IntVec sums, IntVec a, IntVec b) {
-  asm("vpaddd %1, %0, %0" : "+v"(sums) : "v"(_mm512_madd_epi16(a, b)));
+  asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
   return sums;
 }
 // Four bytes, in every word of 32 bits.
@@ -142,10 +148,11 @@ KVL_LANES IntVec BroadcastFour(const void* bytes) {
   return _mm512_set1_epi32(four);
 }
 // Sums of 32 bits plus the sums of neighbouring products of both pairs of vectors of bytes, of
-// which the first of either has no sign. Four products must fit into 16 bits.
+// which the first of either has no sign. Without kHasByteDots four products must fit into 16 bits.
 KVL_LANES IntVec AddByteDots(IntVec sums, IntVec a, IntVec b, IntVec c, IntVec d) {
-  const IntVec four = _mm512_add_epi16(_mm512_maddubs_epi16(a, b), _mm512_maddubs_epi16(c, d));
-  return AddDots(sums, four, _mm512_set1_epi16(1));
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(c), "v"(d));
+  return sums;
 }
 KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm512_add_epi8(a, b); }
 KVL_LANES Vec FirstWordsToFloats(IntVec x) {  // of kLanes words
@@ -213,6 +220,15 @@ using Vec = __m256;
 using IntVec = __m256i;
 constexpr int kLanes = 8;
 constexpr int kVecRegisters = 16;
+#if defined(__AVXVNNI__)
+constexpr bool kHasByteDots = true;
+#define KVL_DOT_ENCODING "%{vex%} "
+#elif defined(KVLATHE_NARROW_LANES)
+constexpr bool kHasByteDots = true;
+#define KVL_DOT_ENCODING "%{evex%} "
+#else
+constexpr bool kHasByteDots = false;
+#endif
 
 KVL_LANES Vec Zero() { return _mm256_setzero_ps(); }
 KVL_LANES Vec Set1(float x) { return _mm256_set1_ps(x); }
@@ -313,6 +329,8 @@ KVL_LANES IntVec TurnWords(IntVec x, int bits) {
 }
 KVL_LANES IntVec MixLowerBytes(IntVec a, IntVec b) { return _mm256_unpacklo_epi8(a, b); }
 KVL_LANES IntVec MixUpperBytes(IntVec a, IntVec b) { return _mm256_unpackhi_epi8(a, b); }
+KVL_LANES IntVec MixLowerWords(IntVec a, IntVec b) { return _mm256_unpacklo_epi16(a, b); }
+KVL_LANES IntVec MixUpperWords(IntVec a, IntVec b) { return _mm256_unpackhi_epi16(a, b); }
 KVL_LANES IntVec LoadTwoInts(const void* first, const void* second) {
   int32_t a, b;
   __builtin_memcpy(&a, first, sizeof(a));
@@ -340,7 +358,11 @@ KVL_LANES IntVec ShuffleBytes(IntVec table, IntVec places) {
   return _mm256_shuffle_epi8(table, places);
 }
 KVL_LANES IntVec AddDots(IntVec sums, IntVec a, IntVec b) {
+#ifdef KVL_DOT_ENCODING
+  asm(KVL_DOT_ENCODING "vpdpwssd %2, %1, %0" : "+x"(sums) : "x"(a), "x"(b));
+#else
   asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(_mm256_madd_epi16(a, b)));
+#endif
   return sums;
 }
 KVL_LANES IntVec BroadcastFour(const void* bytes) {
@@ -349,8 +371,14 @@ KVL_LANES IntVec BroadcastFour(const void* bytes) {
   return _mm256_set1_epi32(four);
 }
 KVL_LANES IntVec AddByteDots(IntVec sums, IntVec a, IntVec b, IntVec c, IntVec d) {
+#ifdef KVL_DOT_ENCODING
+  asm(KVL_DOT_ENCODING "vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(a), "x"(b));
+  asm(KVL_DOT_ENCODING "vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(c), "x"(d));
+  return sums;
+#else
   const IntVec four = _mm256_add_epi16(_mm256_maddubs_epi16(a, b), _mm256_maddubs_epi16(c, d));
   return AddDots(sums, four, _mm256_set1_epi16(1));
+#endif
 }
 KVL_LANES IntVec AddBytes(IntVec a, IntVec b) { return _mm256_add_epi8(a, b); }
 KVL_LANES Vec FirstWordsToFloats(IntVec x) {

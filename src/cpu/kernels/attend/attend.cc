@@ -16,7 +16,8 @@ const AttendKernels& GetAttendKernels(Isa isa, DType row_type) {
     case Isa::kScalar:
       break;
     case Isa::kAvx2:
-      return is_f32 ? kAttendAvx2F32 : kAttendAvx2Bf16;
+      if (is_f32) return kAttendAvx2F32;
+      return HasAvxVnni() ? kAttendAvxVnniBf16 : kAttendAvx2Bf16;
     case Isa::kAvx512Bf16:
       return is_f32 ? kAttendAvx512F32 : kAttendAvx512Bf16;
     case Isa::kAmx:

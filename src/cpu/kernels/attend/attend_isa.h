@@ -9,6 +9,7 @@ extern const AttendKernels kAttendScalarF32;
 extern const AttendKernels kAttendScalarBf16;
 extern const AttendKernels kAttendAvx2F32;
 extern const AttendKernels kAttendAvx2Bf16;
+extern const AttendKernels kAttendAvxVnniBf16;
 extern const AttendKernels kAttendAvx512F32;
 extern const AttendKernels kAttendAvx512Bf16;
 extern const AttendKernels kAttendAmxBf16;
@@ -17,7 +18,7 @@ extern const AttendKernels kAttendAmxBf16;
 void AppendF32(const AppendParams& params);
 void AppendBf16(const AppendParams& params);
 void AttendRowsAvx512(const AttendRowsParams& params);
-// Over Bf16 rows whose keys have lost a turning mean.
-void AttendTurningMeanAvx512(const AttendParams& params, std::byte* scratch);
+// Over Bf16 rows, with codes as integers (code_rows_lanes.h) and rows in F32.
+void AttendCodesAvx512(const AttendParams& params, std::byte* scratch);
 
 }  // namespace kvlathe

@@ -489,8 +489,7 @@ void AttendPanel(const Panel& panel) {
     ClearRow(panel.RowOfO(row), p.shape.rank_v);
   }
   SealedBlocks sealed = {.p = &p, .values = scratch->values};
-  // F32 rows want F32 sums; with AVX-512, codes of Bf16 rows are read by other kernels.
-  constexpr bool kReadsCodes = sizeof(Row) == 2 && kLanes == 8;
+  constexpr bool kReadsCodes = sizeof(Row) == 2;  // F32 rows want F32 sums
   const int64_t key_elements = int64_t{kBlockSize} * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   ForgetQueries(&scratch->rounded);

@@ -22,6 +22,8 @@ struct CodeSegment {
   const uint16_t* table = nullptr;  // UnitTable
   const int8_t* numbers = nullptr;  // UnitNumbers
   const int8_t* small = nullptr;    // SmallUnitBytes; null above kSmallBits
+  const uint8_t* bytes = nullptr;   // UnitBytes, of which a byte counts byte_step
+  float byte_step = 1;
 };
 
 // The exact entries of one side of a run. Those of block b end at ends[b * ends_step + ends_first]
@@ -61,6 +63,7 @@ struct PackedSideView {
   CodeSegment segments[kSplitBits.size()] = {};
   int n_coded = 0;       // channels of all segments, the first of `rank`; the others count as zero
   int n_wide = 0;        // of these, the first ones: those with more than kSmallBits bits
+  int n_eight = 0;       // of those, the first ones: those with 8 bits
   float small_step = 1;  // SmallStep, of the others
   // Where bits are split, whether codes of a token stand for numbers in units of its scale, a byte
   // of `scales` each (ScaleOfByte).
@@ -96,6 +99,9 @@ struct PackedRunView {
 };
 
 PackedRunView ViewRun(const AttendParams& params, const PackedRun& run);
+
+// Whether the bits of the head's codes are split, so that runs list segments.
+bool HasSplitBits(const PackedHead& head);
 
 // The run that holds `block`, or null where blocks are plain. `run_idx` starts at 0 and moves on
 // with calls for ascending blocks.

@@ -35,6 +35,10 @@ void ListSegments(const BitSplit& split, const PackedSide& side, PackedSideView*
       segment.values = UnitValues(bits, unit);
       segment.table = UnitTable(bits, unit);
       segment.numbers = UnitNumbers(bits, unit);
+      segment.bytes = UnitBytes(bits, unit);
+      segment.byte_step = ByteStep(ByteStepOf(bits), unit);
+    } else {
+      view->n_eight = first + n;
     }
     if (bits <= kSmallBits) {
       segment.small = SmallUnitBytes(bits, unit);
@@ -375,6 +379,10 @@ PackedRunView ViewRun(const AttendParams& params, const PackedRun& run) {
     view.rotation = head.rotation.From(run.first_block);
   }
   return view;
+}
+
+bool HasSplitBits(const PackedHead& head) {
+  return std::holds_alternative<SplitBitsCodec>(head.format.codec);
 }
 
 const PackedRun* FindRun(const PackedHead& head, int block, int* run_idx) {

@@ -440,19 +440,22 @@ TEST(AttendPacked, LargeScoresRescale) {
   }
 }
 
-// The tile kernel hands sealed runs to the AVX-512 one.
+// The tile kernel makes sealed blocks plain for many rows, and hands few to the AVX-512 one.
 TEST(AttendPacked, TileKernelsTakePackedBlocks) {
   if (!HasBf16Dots(AvailableIsas().back())) GTEST_SKIP() << "needs AVX-512 BF16";
-  PackedCase c;
-  c.format = Uniform(Channel(4, 0), Token(4, 0));
-  c.n_plain = 20;
-  c.gqa_group = 8;
   const KernelSet tiles = {.name = "emulated_tiles",
                            .kernels = &kAttendEmulatedTiles,
                            .row_type = DType::kBf16,
                            .is_bf16 = true,
                            .is_steps = false};
-  CheckPartial(tiles, PackedProblem(c, DType::kBf16, 1), "emulated_tiles");
+  for (const int n_tokens : {1, 9, 40}) {
+    PackedCase c;
+    c.format = Uniform(Channel(4, 0), Token(4, 0));
+    c.n_plain = 20;
+    c.n_tokens = n_tokens;
+    c.gqa_group = 8;
+    CheckPartial(tiles, PackedProblem(c, DType::kBf16, 1), "emulated_tiles " + c.Describe());
+  }
 }
 
 TEST(PackedLayout, CodesReadBackWhereTheDocumentationPutsThem) {

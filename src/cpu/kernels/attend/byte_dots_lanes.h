@@ -1,15 +1,22 @@
 // Dots of bytes with rows of weights, over vectors of lanes.h, for the channels whose codes have 1
-// to kSmallBits bits: codes become bytes of 7 bits, and so do weights. Two products of a channel's
-// or token's byte with its weight are added in 16 bits and four of those sums before they are
-// widened, which takes five instructions where words of 16 bits (code_dots_lanes.h) take eight.
+// to kMostByteBits bits: codes become bytes, and so do weights.
+//
+// Where the machine adds dots of bytes to sums of 32 bits (kHasByteDots), codes of 1 to 5 bits are
+// UnitBytes and weights have 8 bits. Elsewhere codes of 1 to kSmallBits bits are SmallUnitBytes,
+// of 7 bits, and weights too: two products of a channel's or token's byte with its weight are added
+// in 16 bits and four of those sums before they are widened, which takes five instructions where
+// words of 16 bits (code_dots_lanes.h) take eight.
 //
 // The error of a weight is at most half of a 63rd (queries) or 127th (probabilities) of the largest
-// of its row, and that of a code half of SmallStep. Where the largest query is four times their
-// deviation, each loses less than a fiftieth of what codes of kSmallBits bits lose.
+// of its row, or half of that with dots of bytes, and that of a code half of a step. Channels share
+// their bits so that each loses about as much (plan/), and what rounding adds to that is alike in
+// all. Where the largest query is four times their deviation, either loses less than a fiftieth of
+// what codes of kSmallBits bits lose.
 //
 // Bytes lie in quads: of K [quad of channels][token][4], and of V in columns of 16 channels,
 // [column][quad of tokens][16][4]. A quad has the channels, or tokens, that one look-up finds: two
-// pairs that lie `distance` pairs apart (SmallReader). Weights are laid out so too.
+// pairs that lie `distance` pairs apart (SmallReader). K of 4 and 5 bits has quads of two look-ups.
+// Weights are laid out so too.
 #pragma once
 
 #include "cpu/kernels/attend/attend_packed.h"
@@ -24,66 +31,165 @@ namespace {
 
 constexpr int kKeyQuadBytes = 4 * kBlockSize;
 constexpr int kColumnBytes = 16 * kBlockSize;
-// Queries are as large as codes, so that four of their products fit into 16 bits; the codes of K
-// are stored plus kSmallOffset, without a sign. Probabilities have no sign, so codes of V keep
-// theirs.
-constexpr int kSmallOffset = kLargestSmall;
-constexpr int kLargestQueryByte = 63;
-constexpr int kLargestProbByte = 127;
-static_assert(4 * 2 * kLargestSmall * kLargestQueryByte < 32768);
-static_assert(4 * kLargestSmall * kLargestProbByte < 32768);
+constexpr int kMostByteBits = kHasByteDots ? 5 : kSmallBits;
+#if defined(__AVX512VBMI__) && !defined(KVLATHE_NARROW_LANES)
+constexpr int16_t kSignOfBytes = static_cast<int16_t>(0x8080);
+#endif
+// The codes of K are stored plus kSmallOffset, without a sign. Probabilities have no sign, so codes
+// of V keep theirs. Without dots of bytes weights are so small that four products fit into 16 bits.
+constexpr int kSmallOffset = kHasByteDots ? 128 : kLargestSmall;
+constexpr int kLargestQueryByte = kHasByteDots ? 127 : 63;
+constexpr int kLargestProbByte = kHasByteDots ? 255 : 127;
+static_assert(kHasByteDots || 4 * 2 * kLargestSmall * kLargestQueryByte < 32768);
+static_assert(kHasByteDots || 4 * kLargestSmall * kLargestProbByte < 32768);
 
-// Reads codes of 1 to kSmallBits bits as bytes, four channels of 8 tokens or the other way round at
-// a time: those of lines `line` and `line` + kHalf of a group.
+// The channels of a side that have more bits.
+KVL_INLINE int WideChannelsOf(const PackedSideView& side) {
+  return kHasByteDots ? side.n_eight : side.n_wide;
+}
+// What a byte of a segment counts.
+KVL_INLINE float StepOf(const PackedSideView& side, const CodeSegment& segment) {
+  return kHasByteDots ? segment.byte_step : side.small_step;
+}
+
+// Reads codes of 1 to kMostByteBits bits as bytes, four channels of 8 tokens or the other way round
+// at a time: those of lines `line` and `line` + kHalf of a group.
 template <int kBits>
 struct SmallReader : CodeGroup<kBits> {
+#if defined(__AVX512VBMI__) && !defined(KVLATHE_NARROW_LANES)
+  using CodeGroup<kBits>::kHalf, CodeGroup<kBits>::kLow;
+
+  IntVec table;  // of all windows, twice
+
+  KVL_INLINE SmallReader(const CodeSegment& segment, bool is_key)
+      : table(AddBytes(LoadTwice(segment.bytes), SetWords(is_key ? 0 : kSignOfBytes))) {}
+
+  KVL_INLINE IntVec Pairs(const std::byte* group, int line, int part) const {
+    return Find(group, line, part, LoadTable(kPairsByLine), 0x00ff);
+  }
+  KVL_INLINE IntVec Quads(const std::byte* group, int line, int part) const {
+    return Find(group, line, part, LoadTable(kPairsInTurn), 0x3333);
+  }
+
+ private:
+  // In every 128 bits the lower bytes of all words, which have the windows of the first line, then
+  // the upper ones; and two of either in turn.
+  alignas(16) static constexpr int8_t kPairsByLine[16] = {0, 2, 4, 6, 8, 10, 12, 14,
+                                                          1, 3, 5, 7, 9, 11, 13, 15};
+  alignas(16) static constexpr int8_t kPairsInTurn[16] = {0, 2,  1, 3,  4,  6,  5,  7,
+                                                          8, 10, 9, 11, 12, 14, 13, 15};
+
+  static KVL_INLINE IntVec LoadTwice(const uint8_t* bytes) {
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+  }
+  // A look-up reads six bits of a byte, of which the table ignores the highest. `firsts` are the
+  // places of the first line among 16.
+  KVL_INLINE IntVec Find(const std::byte* group, int line, int part, IntVec order,
+                         uint64_t firsts) const {
+    const IntVec words = LoadWords(group + part * kVecBytes);
+    IntVec windows = ShuffleBytes(TurnWords(words, kLow * line), order);
+    if constexpr (HasHighBit(kBits)) {
+      firsts *= 0x0001000100010001u;
+      const __mmask64 high = _pdep_u64(HighBits(group, line), firsts) |
+                             _pdep_u64(HighBits(group, line + kHalf), ~firsts);
+      windows = windows & SetWords(0x0f0f);
+      windows = _mm512_mask_add_epi8(windows, high, windows, SetWords(0x1010));
+    }
+    return _mm512_permutexvar_epi8(windows, table);
+  }
+  static KVL_INLINE uint32_t HighBits(const std::byte* group, int line) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, group + 64 + 4 * line, sizeof(bits));
+    return bits;
+  }
+#else
   IntVec tables[2];
 
-  KVL_INLINE SmallReader(const int8_t* bytes, int offset) {
+  KVL_INLINE SmallReader(const CodeSegment& segment, bool is_key) {
+    const int8_t* bytes = segment.small;
+    if (kHasByteDots) bytes = reinterpret_cast<const int8_t*>(segment.bytes);
+    const int offset = kHasByteDots ? (is_key ? 0 : 128) : (is_key ? kSmallOffset : 0);
     const IntVec added = SetWords(static_cast<int16_t>(0x0101 * offset));
     tables[0] = AddBytes(LoadTable(bytes), added);
     tables[1] = AddBytes(LoadTable(bytes + 16), added);
   }
 
+  // In every 128 bits the pairs of the one line, then those of the other.
+  KVL_INLINE IntVec Pairs(const std::byte* group, int line, int part) const {
+    return CodePair<kBits>(group, line, part).Find(tables[0], tables[1]);
+  }
+  // Two pairs of either line in turn.
   KVL_INLINE IntVec Quads(const std::byte* group, int line, int part) const {
-    const CodePair<kBits> pair(group, line, part);
-    return ShuffleBytes(pair.Find(tables[0], tables[1]), LoadTable(kPairsInTurn));
+    return ShuffleBytes(Pairs(group, line, part), LoadTable(kPairsInTurn));
   }
 
  private:
   // Pairs of the first eight bytes and of the others in turn.
   alignas(16) static constexpr int8_t kPairsInTurn[16] = {0, 1, 8,  9,  2, 3, 10, 11,
                                                           4, 5, 12, 13, 6, 7, 14, 15};
+#endif
 };
 
-// Calls f(reader) with the reader of a segment's codes as bytes plus `offset`.
-template <typename F>
-KVL_INLINE void WithSmallReader(const CodeSegment& segment, int offset, const F& f) {
+// Calls f(reader) with the reader of a segment's codes as bytes.
+template <bool kIsKey, typename F>
+KVL_INLINE void WithSmallReader(const CodeSegment& segment, const F& f) {
+  if constexpr (kMostByteBits > kSmallBits) {
+    if (segment.bits == 4) return f(SmallReader<4>(segment, kIsKey));
+    if (segment.bits == 5) return f(SmallReader<5>(segment, kIsKey));
+  }
   switch (segment.bits) {
     case 1:
-      return f(SmallReader<1>(segment.small, offset));
+      return f(SmallReader<1>(segment, kIsKey));
     case 2:
-      return f(SmallReader<2>(segment.small, offset));
+      return f(SmallReader<2>(segment, kIsKey));
     default:
-      return f(SmallReader<3>(segment.small, offset));
+      return f(SmallReader<3>(segment, kIsKey));
   }
 }
 
 // How many pairs of channels of K, or of tokens of V, the two of a quad lie apart.
 constexpr int KeyDistance(int bits) { return bits == 1 ? 2 : 1; }
-constexpr int ValueDistance(int bits) { return bits == 1 ? 8 : 4; }
+constexpr int ValueDistance(int bits) { return LinesPerGroup(bits) / 2; }
+
+// Writes the quads of K that groups of two pairs of channels each hold, whose lines are of the same
+// pair.
+template <typename Reader>
+KVL_INLINE void ReadKeyGroups(const Reader& reader, const std::byte* codes, int n_groups,
+                              int64_t ahead, uint8_t* to) {
+  constexpr int kHalf = Reader::kHalf;
+  for (int group = 0; group < n_groups; group += 2) {
+    const std::byte* const second = codes + reader.kBytes;
+    PrefetchGroup<Reader>(codes + ahead);
+    PrefetchGroup<Reader>(second + ahead);
+    Unroll<kHalf>([&](auto line) KVL_PART {
+      Unroll<kLineParts>([&](auto part) KVL_PART {
+        const IntVec a = reader.Pairs(codes, line.value, part.value);
+        const IntVec b = reader.Pairs(second, line.value, part.value);
+        uint8_t* const quads = to + line.value * 64 + kVecBytes * part.value;
+        StoreWords(quads, MixLowerWords(a, b));
+        StoreWords(quads + kHalf * 64, MixUpperWords(a, b));
+      });
+    });
+    codes += 2 * reader.kBytes, to += kKeyQuadBytes;
+  }
+}
 
 // Writes the quads of K or V of a segment to `to`, and fetches what lies `ahead` meanwhile.
 template <bool kIsKey>
 KVL_INLINE void ReadSmall(const CodeSegment& segment, const std::byte* block, int64_t ahead,
                           uint8_t* to) {
-  WithSmallReader(segment, kIsKey ? kSmallOffset : 0, [&](const auto& reader) KVL_PART {
-    constexpr int kLines = std::remove_cvref_t<decltype(reader)>::kLines, kHalf = kLines / 2;
+  WithSmallReader<kIsKey>(segment, [&](const auto& reader) KVL_PART {
+    using Reader = std::remove_cvref_t<decltype(reader)>;
+    constexpr int kLines = Reader::kLines, kHalf = kLines / 2;
     const std::byte* codes = block + segment.codes;
     const int columns = segment.n_channels / 16;  // V
+    const int n_groups = 2 * segment.n_channels / kLines;
+    if constexpr (kIsKey && kLines == 4) {
+      return ReadKeyGroups(reader, codes, n_groups, ahead, to);
+    }
     int column = 0;
-    for (int group = 0; group < 2 * segment.n_channels / kLines; ++group) {
-      PrefetchLine(codes + ahead);
+    for (int group = 0; group < n_groups; ++group) {
+      PrefetchGroup<Reader>(codes + ahead);
       Unroll<kHalf>([&](auto line) KVL_PART {
         // A line of K is a quarter of the tokens, one of V a pair of tokens.
         uint8_t* const quads = kIsKey ? to + line.value / 4 * kKeyQuadBytes + line.value % 4 * 64
@@ -104,7 +210,9 @@ KVL_INLINE void ReadSmall(const CodeSegment& segment, const std::byte* block, in
 
 // --- Weights. ---
 
-// The nearest whole numbers of 32 floats times `per_unit`, which fit into bytes.
+// The nearest whole numbers of 32 floats times `per_unit`, which fit into bytes, with a sign or
+// without one.
+template <bool kIsSigned>
 KVL_INLINE __m256i RoundToBytes(const float* x, float per_unit) {
   const __m256 scale = _mm256_set1_ps(per_unit);
   __m256i whole[4];
@@ -112,8 +220,10 @@ KVL_INLINE __m256i RoundToBytes(const float* x, float per_unit) {
     whole[i.value] = _mm256_cvtps_epi32(_mm256_loadu_ps(x + 8 * i.value) * scale);
   });
   // Four numbers of each vector in turn.
-  const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]),
-                                           _mm256_packs_epi32(whole[2], whole[3]));
+  const __m256i first = _mm256_packs_epi32(whole[0], whole[1]);
+  const __m256i last = _mm256_packs_epi32(whole[2], whole[3]);
+  const __m256i mixed =
+      kIsSigned ? _mm256_packs_epi16(first, last) : _mm256_packus_epi16(first, last);
   return _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
@@ -141,53 +251,82 @@ struct SmallQueries {
 // `q` has room for 16 floats behind the last row.
 KVL_INLINE void RoundSmallQueries(const FloatRows& q, int n_rows, const PackedSideView& side,
                                   int n_wide, SmallQueries* to) {
-  for (int r = 0; r < n_rows; ++r) {
-    Vec top = Zero(), total = Zero();
-    for (int c = n_wide; c < side.n_coded; c += kLanes) {
-      top = Larger(top, Absolute(Load(q[r] + c))), total = total + Load(q[r] + c);
-    }
-    const float largest = MaxOfLanes(top), nothing = 0 * SumOfLanes(total);  // or NaN
-    int sum = 0;
+  const auto for_each_segment = [&](const auto& f) KVL_PART {
     for (int i = 0; i < side.n_segments; ++i) {
       const CodeSegment& segment = side.segments[i];
-      if (segment.first < n_wide) continue;
+      if (segment.first >= n_wide) f(segment, StepOf(side, segment));
+    }
+  };
+  for (int r = 0; r < n_rows; ++r) {
+    Vec top = Zero(), total = Zero();
+    for_each_segment([&](const CodeSegment& segment, float step) KVL_PART {
+      for (int c = segment.first; c < segment.first + segment.n_channels; c += kLanes) {
+        const Vec x = Load(q[r] + c);
+        top = Larger(top, Absolute(x) * Set1(step)), total = total + x;
+      }
+    });
+    const float largest = MaxOfLanes(top), nothing = 0 * SumOfLanes(total);  // or NaN
+    const float per_unit = largest > 0 ? kLargestQueryByte / largest : 0;
+    int sum = 0;
+    for_each_segment([&](const CodeSegment& segment, float step) KVL_PART {
       for (int c = segment.first; c < segment.first + segment.n_channels; c += 16) {
         const __m256i bytes =
-            SortIntoQuads(RoundToBytes(q[r] + c, largest > 0 ? kLargestQueryByte / largest : 0),
-                          KeyDistance(segment.bits));
+            SortIntoQuads(RoundToBytes<true>(q[r] + c, per_unit * step), KeyDistance(segment.bits));
         int8_t* const sorted = to->bytes[r] + (c - n_wide);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(sorted), _mm256_castsi256_si128(bytes));
         for (int j = 0; j < 16; ++j) sum += sorted[j];
       }
-    }
-    to->units[r] = largest / kLargestQueryByte * side.small_step + nothing;
+    });
+    to->units[r] = largest / kLargestQueryByte + nothing;
     to->constants[r] = static_cast<float>(-kSmallOffset * sum) * to->units[r];
   }
 }
 
+// The orders of quads of V: of 1 bit, of 2 and 3 bits, and of 4 and 5 bits. Bytes of an order count
+// the same step.
+constexpr int kValueOrders = kHasByteDots ? 3 : 2;
+constexpr int ValueOrderOf(int bits) { return bits == 1 ? 0 : bits <= 3 ? 1 : 2; }
+
+// Neighbouring channels of V whose quads have one order.
+struct ValueRange {
+  int first = 0, n_channels = 0;
+  float step = 1;
+};
+
+KVL_INLINE void FindValueRanges(const PackedSideView& side, int n_wide,
+                                ValueRange (&ranges)[kValueOrders]) {
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& segment = side.segments[i];
+    if (segment.first < n_wide) continue;
+    ValueRange& range = ranges[ValueOrderOf(segment.bits)];
+    if (range.n_channels == 0) range = {segment.first, 0, StepOf(side, segment)};
+    range.n_channels += segment.n_channels;
+  }
+}
+
 // Probabilities times the scales of their tokens: bytes times units[r], sorted into the quads of
-// both distances of V.
+// every order that a side has.
 template <int kRows>
 struct SmallProbs {
-  alignas(64) uint8_t of_far[kRows][kBlockSize];   // of 1 bit
-  alignas(64) uint8_t of_near[kRows][kBlockSize];  // of 2 and 3 bits
+  alignas(64) uint8_t of[kValueOrders][kRows][kBlockSize];
   float units[kRows];
 };
 
 template <int kRows>
 KVL_INLINE void RoundSmallProbs(const FloatRows& probs, const WeightSizes<kRows>& sizes,
-                                float small_step, SmallProbs<kRows>* to) {
+                                const ValueRange (&ranges)[kValueOrders], SmallProbs<kRows>* to) {
+  constexpr int kDistances[] = {ValueDistance(1), ValueDistance(2), ValueDistance(4)};
   Unroll<kRows>([&](auto r) KVL_PART {
     const float largest = MaxOfLanes(sizes.top[r.value]);
     const float per_unit = largest > 0 ? kLargestProbByte / largest : 0;
-    to->units[r.value] =
-        largest / kLargestProbByte * small_step + 0 * SumOfLanes(sizes.sum[r.value]);
+    to->units[r.value] = largest / kLargestProbByte + 0 * SumOfLanes(sizes.sum[r.value]);
     for (int t = 0; t < kBlockSize; t += 32) {
-      const __m256i bytes = RoundToBytes(probs[r.value] + t, per_unit);
-      _mm256_store_si256(reinterpret_cast<__m256i*>(to->of_far[r.value] + t),
-                         SortIntoQuads(bytes, ValueDistance(1)));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(to->of_near[r.value] + t),
-                         SortIntoQuads(bytes, ValueDistance(2)));
+      const __m256i bytes = RoundToBytes<false>(probs[r.value] + t, per_unit);
+      Unroll<kValueOrders>([&](auto order) KVL_PART {
+        if (ranges[order.value].n_channels == 0) return;
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to->of[order.value][r.value] + t),
+                           SortIntoQuads(bytes, kDistances[order.value]));
+      });
     }
   });
 }

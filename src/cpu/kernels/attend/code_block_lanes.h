@@ -26,7 +26,7 @@ struct CodeBlock {
   int first_entry;
 
   int WideChannels(const PackedSideView& side) const {
-    return is_exact ? side.n_coded : side.n_wide;
+    return is_exact ? side.n_coded : WideChannelsOf(side);
   }
   // How far `next` lies from here. If it is smaller than this block, what is fetched behind it goes
   // unused.

@@ -49,7 +49,7 @@ struct PanelWeights {
   CodeWeights<kMaxCodeRows> wide;
   SmallQueries small;
   bool has_wide;
-  int small_channels[kSmallBits + 1];  // that `small` was made for: by bits, or n_wide for 0
+  int small_channels[kMostByteBits + 1];  // that `small` was made for: by bits, or wide for 0
 };
 
 template <int kRows>
@@ -83,15 +83,16 @@ KVL_LANES void RoundQueries(const FloatRows& q, int n_rows, const PackedSideView
     RoundWideQueries(q, n_rows, side, &to->wide);
     to->has_wide = true;
   }
-  if (side.n_segments == 0 || is_exact || side.n_wide == side.n_coded) return;
-  int channels[kSmallBits + 1] = {side.n_wide};
+  const int n_wide = WideChannelsOf(side);
+  if (side.n_segments == 0 || is_exact || n_wide == side.n_coded) return;
+  int channels[kMostByteBits + 1] = {n_wide};
   for (int i = 0; i < side.n_segments; ++i) {
     const CodeSegment& segment = side.segments[i];
-    if (segment.bits <= kSmallBits) channels[segment.bits] = segment.n_channels;
+    if (segment.bits <= kMostByteBits) channels[segment.bits] = segment.n_channels;
   }
   if (__builtin_memcmp(channels, to->small_channels, sizeof(channels)) == 0) return;
   __builtin_memcpy(to->small_channels, channels, sizeof(channels));
-  RoundSmallQueries(q, n_rows, side, side.n_wide, &to->small);
+  RoundSmallQueries(q, n_rows, side, n_wide, &to->small);
 }
 
 // Multiplies scores with the scales of their tokens.
@@ -424,16 +425,18 @@ void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
     AddChannels(block, 0, n_wide, weights, kNoConstants, rows);
   }
   if (n_wide < side.n_coded) {
+    ValueRange ranges[kValueOrders] = {};
+    FindValueRanges(side, n_wide, ranges);
     SmallProbs<kRows> weights;
-    RoundSmallProbs(probs, sizes, side.small_step, &weights);
-    for (int i = 0; i < side.n_segments; ++i) {
-      const CodeSegment& segment = side.segments[i];
-      if (segment.first < n_wide) continue;
-      const auto& of = segment.bits == 1 ? weights.of_far : weights.of_near;
-      DotSmallChannels<kRows>(block.small + (segment.first - n_wide) / 16 * kColumnBytes, of[0], 0,
-                              segment.n_channels, [&](int channel, const auto& sums) KVL_PART {
-                                StoreValues(rows, sums, segment.first + channel, weights.units,
-                                            kNoConstants);
+    RoundSmallProbs(probs, sizes, ranges, &weights);
+    for (int order = 0; order < kValueOrders; ++order) {
+      const ValueRange& range = ranges[order];
+      float units[kRows];
+      Unroll<kRows>([&](auto r) KVL_PART { units[r.value] = weights.units[r.value] * range.step; });
+      DotSmallChannels<kRows>(block.small + (range.first - n_wide) / 16 * kColumnBytes,
+                              weights.of[order][0], 0, range.n_channels,
+                              [&](int channel, const auto& sums) KVL_PART {
+                                StoreValues(rows, sums, range.first + channel, units, kNoConstants);
                               });
     }
   }

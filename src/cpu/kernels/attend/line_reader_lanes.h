@@ -192,6 +192,13 @@ KVL_INLINE void WithReader(const CodeSegment& segment, const F& f) {
   }
 }
 
+// Fetches the lines of a group of codes.
+template <typename Reader>
+KVL_INLINE void PrefetchGroup(const std::byte* group) {
+  PrefetchLine(group);
+  if constexpr (Reader::kBytes > 64) PrefetchLine(group + Reader::kBytes - 1);
+}
+
 // Calls f(pair, line, part, numbers) with every vector of numbers of `n_channels` channels whose
 // codes begin at `codes`: part `part` of a line of K, 16 tokens from 16 `line` on of the pair
 // `pair` of channels, or of V, 16 channels from 16 `line` on of the pair `pair` of tokens.
@@ -203,7 +210,7 @@ KVL_INLINE void ForEachVectorOf(const Reader& reader, const std::byte* codes, in
   const int columns = n_channels / 16;  // V
   int pair = 0, line = 0;               // of the group's first line
   for (int group = 0; group < 2 * n_channels / kLines; ++group) {
-    PrefetchLine(codes + ahead);
+    PrefetchGroup<Reader>(codes + ahead);
     Unroll<kHalf>([&](auto i) KVL_PART {
       Unroll<kLineParts>([&](auto part) KVL_PART {
         const TwoLines lines = reader.Lines(codes, i.value, part.value);

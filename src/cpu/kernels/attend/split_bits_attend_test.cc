@@ -19,24 +19,35 @@
 namespace kvlathe {
 namespace {
 
+// How kernels multiply codes as bytes: those of channels of up to most_bits bits, with queries of
+// up to `query`. Numbers are multiples of SmallStep, or of ByteStep where the machine has dots of
+// bytes.
+struct Bytes {
+  int most_bits;
+  int query;
+  bool has_dots;
+};
+constexpr Bytes kNoBytes = {0, 0, false};
+constexpr Bytes kBytesOfSevenBits = {kSmallBits, 63, false};
+constexpr Bytes kBytesOfDots = {5, 127, true};
+
 struct Kernels {
   const AttendKernels& kernels;
   DType type;
-  bool is_exact = true;
+  Bytes bytes = kNoBytes;
+  bool is_exact() const { return bytes.most_bits == 0; }
   double tolerance() const {
     if (type == DType::kF32) return 1e-5;
-    return is_exact ? 6e-3 : 1.5e-2;
+    return is_exact() ? 6e-3 : 1.5e-2;
   }
 };
 
-// What rounding to bytes makes of a problem: numbers of channels of 1 to kSmallBits bits become
-// multiples of SmallStep, and queries of these channels 63rds of the largest of a row.
+// What rounding to bytes makes of a problem: queries of channels of bytes, times what a byte counts
+// there, become as many steps as `query` says of the largest of a row.
 class ByteProblem {
  public:
-  explicit ByteProblem(const SplitProblem& p)
-      : p_(p),
-        step_(SmallStep(p.head.has_token_scales ? StoredUnit::kToken : StoredUnit::kChannel)),
-        n_sealed_(p.head.n_blocks * kBlockSize) {}
+  ByteProblem(const SplitProblem& p, const Bytes& bytes)
+      : p_(p), bytes_(bytes), n_sealed_(p.head.n_blocks * kBlockSize) {}
 
   void RoundRows(bool is_key, std::vector<double>* rows) const {
     const int rank = is_key ? p_.shape.rank_k : p_.shape.rank_v;
@@ -53,26 +64,31 @@ class ByteProblem {
     const int rank = p_.shape.rank_k;
     double largest = 0;
     for (int c = 0; c < rank; ++c) {
-      if (IsSmall(true, c)) largest = std::max(largest, std::abs(double{q[c]}));
+      if (IsSmall(true, c)) largest = std::max(largest, std::abs(q[c] * StepOf(true, c)));
     }
     std::vector<double> added(n_sealed_);
     for (int c = 0; c < rank && largest > 0; ++c) {
       if (!IsSmall(true, c)) continue;
-      const double rounded = std::nearbyint(q[c] * 63 / largest) * largest / 63;
+      const double unit = largest / bytes_.query / StepOf(true, c);
+      const double rounded = std::nearbyint(q[c] / unit) * unit;
       for (int t = 0; t < n_sealed_; ++t) added[t] += (rounded - q[c]) * Rounded(true, t, c);
     }
     return added;
   }
 
  private:
-  bool IsSmall(bool is_key, int c) const { return p_.BitsOf(is_key, c) <= kSmallBits; }
+  bool IsSmall(bool is_key, int c) const { return p_.BitsOf(is_key, c) <= bytes_.most_bits; }
+  double StepOf(bool is_key, int c) const {
+    const StoredUnit unit = p_.head.has_token_scales ? StoredUnit::kToken : StoredUnit::kChannel;
+    return bytes_.has_dots ? ByteStep(ByteStepOf(p_.BitsOf(is_key, c)), unit) : SmallStep(unit);
+  }
   double Rounded(bool is_key, int t, int c) const {
-    const double unit = step_ * p_.TokenScaleOf(is_key, t);
+    const double unit = StepOf(is_key, c) * p_.TokenScaleOf(is_key, t);
     return std::nearbyint(p_.Decoded(is_key, t, c) / unit) * unit;
   }
 
   const SplitProblem& p_;
-  double step_;
+  Bytes bytes_;
   int n_sealed_;
 };
 
@@ -107,7 +123,7 @@ void CheckAttention(const SplitHead& head, const Kernels& of, int n_tokens, int 
   params.o_stride = p.shape.rank_v;
   params.row_max = row_max.data();
   params.row_sum = row_sum.data();
-  params.is_exact = of.is_exact;
+  params.is_exact = of.is_exact();
   of.kernels.attend(params, scratch.data());
 
   std::vector<double> k(p.k.begin(), p.k.end()), v(p.v.begin(), p.v.end());
@@ -128,8 +144,8 @@ void CheckAttention(const SplitHead& head, const Kernels& of, int n_tokens, int 
       }
     }
   }
-  const ByteProblem bytes(p);
-  if (!of.is_exact) {
+  const ByteProblem bytes(p, of.bytes);
+  if (!of.is_exact()) {
     bytes.RoundRows(true, &k);
     bytes.RoundRows(false, &v);
   }
@@ -139,7 +155,7 @@ void CheckAttention(const SplitHead& head, const Kernels& of, int n_tokens, int 
     std::vector<double> out(p.shape.rank_v), squares(p.shape.rank_v);
     double sum = 0;
     std::vector<double> added;
-    if (!of.is_exact) added = bytes.AddedScores(&q[row * p.shape.rank_k]);
+    if (!of.is_exact()) added = bytes.AddedScores(&q[row * p.shape.rank_k]);
     added.resize(n);
     for (int t = 0; t < n_seen; ++t) {
       double score = added[t];
@@ -159,10 +175,14 @@ void CheckAttention(const SplitHead& head, const Kernels& of, int n_tokens, int 
       error += (want - got) * (want - got);
       // Probabilities are rounded against the largest of a block, and a mean of values may be near
       // zero where they cancel.
-      square += of.is_exact ? want * want : squares[c] / sum;
+      square += of.is_exact() ? want * want : squares[c] / sum;
     }
   }
   EXPECT_LT(std::sqrt(error / square), of.tolerance()) << what;
+}
+
+Bytes BytesOf(Isa isa) {
+  return HasBf16Dots(isa) || HasAvxVnni() ? kBytesOfDots : kBytesOfSevenBits;
 }
 
 TEST(SplitBits, AttentionIsThatOfTheDecodedValues) {
@@ -177,19 +197,23 @@ TEST(SplitBits, AttentionIsThatOfTheDecodedValues) {
             CheckAttention(
                 head, of, n_tokens, group,
                 fmt::format("{} {} exact {} tokens {} group {} rank {} lowrank {} coded {}", name,
-                            DTypeName(of.type), of.is_exact, n_tokens, group,
+                            DTypeName(of.type), of.is_exact(), n_tokens, group,
                             SumOfChannels(head.k_channels), lowrank, head.has_coded_rows));
           };
           for (const Isa isa : AvailableIsas()) {
             for (const DType type : {DType::kBf16, DType::kF32}) {
               check({GetAttendKernels(isa, type), type}, std::string(IsaName(isa)));
             }
-            if (isa == Isa::kAvx2) {
-              check({GetAttendKernels(isa, DType::kBf16), DType::kBf16, false}, "AVX2 bytes");
+            const Kernels of_bytes = {GetAttendKernels(isa, DType::kBf16), DType::kBf16,
+                                      BytesOf(isa)};
+            // With fewer rows AVX-512 multiplies Bf16 numbers.
+            if (isa == Isa::kAvx2 || (HasBf16Dots(isa) && n_tokens * group >= 4)) {
+              check(of_bytes, std::string(IsaName(isa)) + " bytes");
             }
           }
           if (HasBf16Dots(AvailableIsas().back())) {
             check({kAttendEmulatedTiles, DType::kBf16}, "emulated AMX");
+            check({kAttendNarrowVnni, DType::kBf16, kBytesOfDots}, "dots of narrow vectors");
           }
         }
       }

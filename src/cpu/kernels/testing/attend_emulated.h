@@ -1,11 +1,14 @@
-// The AMX kernel on tiles emulated in C++, so that its algorithm is tested where no tiles exist.
-// Needs AVX-512 BF16. Only tests link it.
+// Kernels of instruction sets that the machine of a test need not have. They need AVX-512 BF16.
+// Only tests link them.
 #pragma once
 
 #include "cpu/kernels/attend/attend.h"
 
 namespace kvlathe {
 
+// The AMX kernel on tiles emulated in C++.
 extern const AttendKernels kAttendEmulatedTiles;
+// The kernel of AVX-VNNI with instructions of AVX-512 VNNI for vectors of 256 bits.
+extern const AttendKernels kAttendNarrowVnni;
 
 }  // namespace kvlathe

@@ -3,7 +3,8 @@
 // Lines of K are B tiles as they lie (16 pairs of dimensions x 16 tokens), and so are lines of V
 // (16 pairs of tokens x 16 dimensions); A tiles are rows of q and of probabilities. A few blocks
 // are taken at a time, so that o passes through tiles once per kGroupBlocks. The softmax between
-// the two products is AVX-512.
+// the two products is AVX-512. Sealed blocks become plain ones in scratch, once for all rows of a
+// panel.
 //
 // A policy provides Configure(rows), Release(), Zero<tile>(), Load<tile>(p, stride),
 // Store<tile>(p, stride) and Multiply<c, a, b>() (c += a b). Tiles 0-3 are C and 4-5 A with `rows`
@@ -11,7 +12,9 @@
 #pragma once
 
 #include "cpu/kernels/attend/attend_isa.h"
+#include "cpu/kernels/attend/attend_packed.h"
 #include "cpu/kernels/attend/avx512/attend_avx512.h"
+#include "cpu/kernels/latent/latent_keys.h"
 
 namespace kvlathe {
 namespace {
@@ -28,6 +31,10 @@ constexpr int64_t kKeyStride = 4 * kBlockSize;  // bytes from a pair of dimensio
 // less than a product, which takes 16 cycles for 16 lines whatever the rows, and than passing
 // scores through memory.
 constexpr int kMinTileRows = 4;
+// With fewer rows, making sealed blocks plain takes longer than tiles save: it is about ten
+// instructions for 16 numbers, and AVX-512 reads codes with one for 64 numbers of a row.
+constexpr int kMinTileRowsOfCodes = 64;
+constexpr int64_t kTileElements = int64_t{2} * kBlockSize * kMaxRank;  // of a block
 
 struct Scratch {
   alignas(64) float scores[2 * kTileRows][kGroupTokens];
@@ -38,6 +45,8 @@ struct Scratch {
   alignas(64) uint16_t v_last[kBlockSize * kMaxRank];
   alignas(64) float sums[kPanelRows][kLanes];
   RowState rows[kPanelRows];
+  alignas(64) float values[kTileElements];    // of a sealed block
+  alignas(64) uint16_t plain[kTileElements];  // the sealed blocks of a group
 };
 static_assert(sizeof(Scratch) <= kAttendScratchBytes);
 
@@ -59,6 +68,40 @@ struct Panel {
   int n_rows;
   int tile_rows;  // rows of every tile of this panel
   Scratch* scratch;
+};
+
+KVL_INLINE int BlockElements(const AttendParams& p) {
+  return kBlockSize * (p.shape.rank_k + p.shape.rank_v);
+}
+// Sealed blocks of large ranks fill the scratch sooner.
+KVL_INLINE int GroupBlocksOf(const AttendParams& p) {
+  if (p.packed == nullptr) return kGroupBlocks;
+  return Min(kGroupBlocks, static_cast<int>(kTileElements) / BlockElements(p));
+}
+
+// Makes sealed blocks plain. They are asked for in ascending order.
+struct SealedTiles {
+  const AttendParams* p;
+  int run_idx = 0;
+  const PackedRun* run = nullptr;
+  PackedRunView view = {};
+
+  // Block `block` as a plain one: itself, or what `to` gets. `values` is room for it in F32.
+  const std::byte* Read(int block, float* values, uint16_t* to) {
+    if (p->packed == nullptr) return p->blocks[block];
+    const PackedRun* const found = FindRun(*p->packed, block, &run_idx);
+    if (found == nullptr) return p->blocks[block];
+    if (found != run) view = ViewRun(*p, *found);
+    run = found;
+    ExpandSealedBlockAvx512(view, p->blocks[block], block - run->first_block, values);
+    const int n = BlockElements(*p);
+    for (int i = 0; i < n; i += 2 * kLanes) {
+      const __m512bh both =
+          _mm512_cvtne2ps_pbh(_mm512_load_ps(values + i + kLanes), _mm512_load_ps(values + i));
+      _mm512_store_si512(to + i, reinterpret_cast<__m512i>(both));
+    }
+    return reinterpret_cast<const std::byte*>(to);
+  }
 };
 
 // Blocks that are read together.
@@ -224,23 +267,24 @@ void CopyValidValues(const std::byte* v, int rank_v, int n_valid, uint16_t* out)
 }
 
 // The blocks from `entry` on that go together; `kv_end` bounds what the panel sees.
-BlockGroup GatherBlocks(const Panel& panel, int entry, int kv_end) {
+BlockGroup GatherBlocks(const Panel& panel, int entry, int kv_end, SealedTiles* sealed) {
   const AttendParams& p = *panel.p;
+  Scratch* s = panel.scratch;
   const int64_t key_bytes = kKeyStride / 2 * p.shape.rank_k;
   const int n_blocks = (kv_end + kBlockSize - 1) / kBlockSize;
   BlockGroup group;
   group.first_entry = entry;
-  group.n = Min(kGroupBlocks, n_blocks - entry / kBlockSize);
+  group.n = Min(GroupBlocksOf(p), n_blocks - entry / kBlockSize);
   for (int b = 0; b < group.n; ++b) {
     const int block_idx = entry / kBlockSize + b;
-    group.k[b] = p.blocks[block_idx];
+    group.k[b] = sealed->Read(block_idx, s->values, s->plain + b * BlockElements(p));
     group.v[b] = group.k[b] + key_bytes;
-    group.next[b] =
-        block_idx + kGroupBlocks < n_blocks ? p.blocks[block_idx + kGroupBlocks] : nullptr;
+    const bool has_next = block_idx + kGroupBlocks < n_blocks && p.packed == nullptr;
+    group.next[b] = has_next ? p.blocks[block_idx + kGroupBlocks] : nullptr;
     const int n_valid = p.kv_end - block_idx * kBlockSize;
     if (n_valid < kBlockSize) {
-      CopyValidValues(group.v[b], p.shape.rank_v, n_valid, panel.scratch->v_last);
-      group.v[b] = reinterpret_cast<const std::byte*>(panel.scratch->v_last);
+      CopyValidValues(group.v[b], p.shape.rank_v, n_valid, s->v_last);
+      group.v[b] = reinterpret_cast<const std::byte*>(s->v_last);
     }
   }
   return group;
@@ -295,17 +339,20 @@ void AttendPanel(const Panel& panel) {
     _mm512_store_ps(s->sums[row], _mm512_setzero_ps());
   }
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
+  SealedTiles sealed = {&p};
   int first_tile = 0;  // the first with a row that sees anything of the group
-  for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end; entry += kGroupTokens) {
+  const int group_blocks = GroupBlocksOf(p);
+  for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end;
+       entry += group_blocks * kBlockSize) {
     while (LimitOfRow(p, panel.first_row + tiles[first_tile].row + tiles[first_tile].n - 1) <=
            entry) {
       ++first_tile;
     }
-    BlockGroup group = GatherBlocks(panel, entry, kv_end);
+    BlockGroup group = GatherBlocks(panel, entry, kv_end, &sealed);
     for (int tile = first_tile; tile < n_tiles; tile += 2) {
       const RowTile& last = tiles[Min(tile + 1, n_tiles - 1)];
       const int limit = LimitOfRow(p, panel.first_row + last.row + last.n - 1);
-      group.n = Min(kGroupBlocks, (limit - entry + kBlockSize - 1) / kBlockSize);
+      group.n = Min(group_blocks, (limit - entry + kBlockSize - 1) / kBlockSize);
       if (tile + 1 < n_tiles) {
         AttendGroup<Tiles, 2>(panel, tiles + tile, group);
       } else {
@@ -328,8 +375,11 @@ void AttendPanel(const Panel& panel) {
 
 template <typename Tiles>
 void AttendWithTiles(const AttendParams& p, std::byte* scratch) {
-  const bool has_other_blocks = p.packed != nullptr || p.mean.n_pairs > 0;
-  if (has_other_blocks || p.n_rows < kMinTileRows || p.shape.rank_k < kStepDims) {
+  const int min_rows = p.packed != nullptr ? kMinTileRowsOfCodes : kMinTileRows;
+  const bool has_other_keys =
+      p.mean.n_pairs > 0 ||
+      (p.packed != nullptr && (p.packed->codebooks != nullptr || p.packed->rotation.half > 0));
+  if (has_other_keys || p.n_rows < min_rows || p.shape.rank_k < kStepDims) {
     return kAttendAvx512Bf16.attend(p, scratch);
   }
   const int first_row = ClearRowsThatSeeNothing(p);

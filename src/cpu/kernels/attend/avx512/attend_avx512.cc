@@ -4,9 +4,9 @@
 #include "cpu/kernels/attend/avx512/attend_avx512.h"
 
 #include "cpu/kernels/attend/attend_isa.h"
+#include "cpu/kernels/attend/attend_packed.h"
 #include "cpu/kernels/attend/avx512/attend_packed_avx512.h"
 #include "cpu/kernels/attend/codebook_tiles.h"
-
 namespace kvlathe {
 namespace {
 
@@ -388,8 +388,18 @@ void AttendPanel(const Panel& panel) {
   }
 }
 
+// From so many rows on, codes of split bits are read as integers once for all of them; fewer rows
+// read them as Bf16 numbers on their way into the dots. A row's bits depend on which it is.
+constexpr int kMinIntegerRows = 4;
+
+bool ReadsIntegers(const AttendParams& p) {
+  if (p.mean.n_pairs > 0) return true;
+  if (p.packed == nullptr || p.packed->rotation.half > 0 || p.is_exact) return false;
+  return HasSplitBits(*p.packed) && (p.n_rows >= kMinIntegerRows || p.is_deterministic);
+}
+
 void Attend(const AttendParams& p, std::byte* scratch) {
-  if (p.mean.n_pairs > 0) return AttendTurningMeanAvx512(p, scratch);
+  if (ReadsIntegers(p)) return AttendCodesAvx512(p, scratch);
   const bool reads_packed = p.packed != nullptr && !HasCodebooks(p);
   const int panel_rows = reads_packed ? PanelRowsOf(*p.packed) : kPanelRows;
   for (int row = ClearRowsThatSeeNothing(p); row < p.n_rows; row += panel_rows) {
