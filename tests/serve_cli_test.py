@@ -77,6 +77,47 @@ class Serving(ServeCase):
             self.assertTrue(any(key.startswith("vllm:cache_config_info{") and 'block_size="64"' in key
                                 for key in metrics))
 
+    def test_what_was_read_is_not_read_again_for_the_same_key(self):
+        def cached(answer):
+            return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        text = PROMPT * 4
+        for kv in ("none", KIVI):
+            with self.serve("--kv", kv, "--api-key", "one", "--api-key", "two") as server:
+                def ask(prompt, key="one"):
+                    status, answer, _ = server.post("/v1/completions", {"prompt": prompt, "max_tokens": 9, "temperature": 0},
+                                                    Authorization=f"Bearer {key}")
+                    self.assertEqual(status, 200, answer)
+                    return answer
+
+                first = ask(text)
+                n_prompt = first["usage"]["prompt_tokens"]
+                self.assertEqual(cached(first), 0)
+                again = ask(text)
+                self.assertEqual(cached(again), n_prompt - 1)
+                self.assertEqual(again["choices"], first["choices"])
+                self.assertEqual(cached(ask(text, key="two")), 0)
+                grown = ask(text + first["choices"][0]["text"] + " and so on")
+                self.assertGreaterEqual(cached(grown), n_prompt)
+                status, metrics, _ = server.ask("GET", "/metrics", headers={"Authorization": "Bearer one"})
+                self.assertEqual(status, 200)
+                values = {line.split("{")[0]: float(line.split()[-1]) for line in metrics.splitlines() if line[0] != "#"}
+                self.assertEqual(values["vllm:prefix_cache_queries_total"],
+                                 3 * n_prompt + grown["usage"]["prompt_tokens"])
+                self.assertEqual(values["vllm:prefix_cache_hits_total"], cached(again) + cached(grown))
+                self.assertGreater(values["kvlathe_kv_bytes_stored"], 0)
+
+    def test_nothing_is_stored_where_that_is_switched_off_or_would_depend_on_what_follows(self):
+        for arguments in (("--prefix-memory", "0"), ("--kv", "h2o(keep=0.5)")):
+            with self.serve(*arguments) as server:
+                for _ in range(2):
+                    _, answer, _ = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5})
+                    self.assertEqual(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+                server.wait_for_metric("kvlathe_kv_bytes_used", 0)
+                self.assertEqual(server.metric("kvlathe_kv_bytes_stored"), 0)
+                told = [event for event in server.log if event["event"] == "prefixes_not_stored"]
+                self.assertEqual([event["kv"] for event in told], [a for a in arguments[1:] if a != "0"])
+
     def test_every_route_but_health_needs_a_key(self):
         with self.serve(environment={"KVLATHE_API_KEY": "secret"}) as server:
             self.assertEqual(server.ask("GET", "/health")[0], 200)
@@ -175,6 +216,7 @@ class Refusals(ServeCase):
                                 (["--random-model", MODEL / "config.json"], "--tokenizer"),
                                 ([], "-m MODEL"),
                                 (["-m", MODEL, "--api-key", "a b"], "--api-key"),
+                                (["-m", MODEL, "--prefix-memory", "much"], "--prefix-memory"),
                                 (["-m", MODEL, "--host", "host.invalid"], "host.invalid")):
             self.assert_refused(2, word, "serve", *arguments)
 

@@ -103,10 +103,12 @@ Engine::Engine(std::vector<Model*> levels, BlockPool* pool, const EngineOptions&
       inbox_(options.max_waiting),
       batches_(levels_.size()),
       merged_(levels_.size()),
-      pacing_(options.prompt_share) {
+      pacing_(options.prompt_share),
+      prefixes_(pool, options.prefix_bytes) {
   KVL_CHECK(!levels_.empty());
   KVL_CHECK_GE(options_.max_batch_tokens, 1);
   KVL_CHECK_GE(options_.max_sequences, 1);
+  KVL_CHECK_GE(options_.prefix_bytes, 0);
   KVL_CHECK(options_.prompt_share > 0 && options_.prompt_share <= 1);
 }
 
@@ -131,7 +133,7 @@ StatusOr<std::unique_ptr<EngineSequence>> Engine::MakeSequence(Request request, 
   KVL_ASSIGN_OR_RETURN(const CacheLayout* const layout, LayoutFor(request, *session));
   auto sequence = std::make_unique<Sequence>(std::move(request), std::move(*session), layout);
   const int64_t needed_bytes = LeastBytesAlone(*layout, sequence->max_positions(),
-                                               options_.max_batch_tokens, sequence->n_prompt());
+                                               options_.max_batch_tokens, sequence->n_prompt);
   if (needed_bytes > budget_bytes_) {
     session->cache = std::move(sequence->cache);
     return Error(
@@ -179,7 +181,7 @@ void Engine::AdmitWaiting() {
     Sequence& s = *running_.back();
     if (s.cache == nullptr) {
       s.cache = std::make_unique<SequenceCache>(s.layout, pool_);
-      s.cache->set_n_prompt(s.n_prompt(), s.request.max_tokens);
+      s.cache->set_n_prompt(s.n_prompt, s.request.max_tokens);
     }
     if (observer() != nullptr) observer()->OnAdmitted(s.id, s.since_submit.Milliseconds());
   }
@@ -194,6 +196,10 @@ void Engine::ShareTokenBudget() {
     if (!decodes && others_decode && !pacing_.prompts_go_on()) n_left = 0;
     for (const auto& s : running_) {
       if (s->decodes() != decodes) continue;
+      if (n_left > 0 && s->n_cached() == 0 && !BeginsNow(s.get())) {
+        s->input.clear();
+        continue;
+      }
       s->TakeInput(s->LacksPromptLogprobs() ? std::min(n_left, n_rows_left) : n_left);
       const auto n_taken = static_cast<int64_t>(s->input.size());
       n_left -= n_taken;
@@ -220,7 +226,7 @@ Status Engine::ExtendOrPreempt(Sequence* sequence) {
   for (;;) {
     const Status status = sequence->cache->Extend(static_cast<int>(sequence->input.size()));
     if (status.code() != StatusCode::kResourceExhausted) return status;
-    if (DropWaitingCache(waiting_)) continue;
+    if (prefixes_.EvictOldest() || DropWaitingCache(waiting_)) continue;
     const bool is_newest = running_.back().get() == sequence;
     if (is_newest && sequence->input.size() > 1) {
       sequence->input.resize(sequence->input.size() / 2);
@@ -277,8 +283,9 @@ void Engine::TakeResults(Model* model, LevelBatch* batch) {
     }
     if (!status.ok()) {
       Fail(s, std::move(status));
-    } else if (s->n_cached() == s->n_known()) {
-      TakeToken(s, model->logits(end_row - 1));
+    } else {
+      StorePrefixes(s);
+      if (s->n_cached() == s->n_known()) TakeToken(s, model->logits(end_row - 1));
     }
     first_row = end_row;
   }
@@ -363,12 +370,18 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   if (reason == FinishReason::kFailed) first_failure_.Update(outcome.status);
   if (!outcome.tokens.empty()) outcome.decode_seconds = finished->since_first_token.Seconds();
   outcome.n_cached_tokens = static_cast<int>(finished->n_cached());
+  outcome.n_cache_prompt = finished->n_prompt;
   if (finished->cache != nullptr) outcome.kv_bytes = finished->cache->bytes();
   if (has_failed) finished->cache.reset();
   finishing_ = finished.get();
   if (finished->on_finish) finished->on_finish(finished->id, outcome);
   finishing_ = nullptr;
+  if (finished->cache != nullptr && prefixes_.Takes(*finished->layout)) {
+    const auto tokens = std::span(finished->tokens).first(finished->n_cached());
+    prefixes_.Add(finished->prefix_key, tokens, std::move(finished->cache));
+  }
   finished->cache.reset();
+  prefixes_.Trim();
   if (observer() != nullptr) observer()->OnFinished(finished->id, outcome);
 }
 
@@ -443,6 +456,7 @@ bool Engine::Step() {
   const StepWork work = BuildBatches();
   if (work.n_sequences > 0) {
     ++n_steps_;
+    KeepPrefixes();
     Compute(work);
   }
   return !inbox_.is_empty();

@@ -12,6 +12,7 @@
 
 #include "engine/engine_observer.h"
 #include "engine/engine_sequence.h"
+#include "engine/prefixes/prefix_store.h"
 #include "engine/prompt_pacing.h"
 #include "engine/request.h"
 #include "engine/request_inbox.h"
@@ -30,6 +31,10 @@ struct EngineOptions {
   // 1: all that is left of every step, which needs the fewest steps for requests that are all
   // there; below, what a step computes depends on how long others took.
   double prompt_share = 1;
+  // Bytes of the pool that the caches of what was read and generated before may keep, so that a
+  // request which begins with the same tokens begins behind them (prefixes/prefix_store.h). They
+  // are given up as soon as a sequence needs them. 0: every request reads its prompt itself.
+  int64_t prefix_bytes = 0;
   // Asked before every step, on the thread that steps; may read what a signal handler or another
   // thread sets. Once it says yes, the step cancels all requests in place of computing anything.
   // None: nothing interrupts.
@@ -58,6 +63,14 @@ struct EngineOptions {
 // level together, level by level. Log-probabilities of a prompt are taken from its logits chunk by
 // chunk, in chunks so short that no step holds more than kMaxPromptLogitBytes of them; a sequence
 // that was preempted does not take them again.
+//
+// With prefix_bytes, what a request has read and generated stays in the pool for those that begin
+// with the same tokens and have the same salt, level and rate, and what they then generate is what
+// they would generate without it, or, behind another request's answer, what a session that goes on
+// would: the prompt of the cache is the first one's then. What is stored is given up before any
+// cache of a request is. A request whose tokens an older one is reading waits for it, so that
+// several answers to one prompt read it once. Prompts whose log-probabilities are asked for are
+// read anew.
 //
 // A request that fails harms no other. What comes of one sequence (rows or logits that are not
 // finite, no memory to seal or drop what it holds, no room for it alone in a pool that others use)
@@ -139,6 +152,11 @@ class Engine {
   void AdmitWaiting();
   int64_t WantedBytes(Sequence* sequence);
   void ShareTokenBudget();
+  PrefixStore::Question QuestionOf(const Sequence& sequence) const;
+  bool WaitsForPrefix(const Sequence& sequence);
+  bool BeginsNow(Sequence* sequence);
+  void KeepPrefixes();
+  void StorePrefixes(Sequence* sequence);
   StepWork BuildBatches();
   Status ExtendOrPreempt(Sequence* sequence);
   void PreemptNewest();
@@ -170,6 +188,7 @@ class Engine {
   Status first_failure_;                            // since RunUntilIdle was called
   int64_t n_steps_ = 0;
   PromptPacing pacing_;
+  PrefixStore prefixes_;
   std::vector<std::unique_ptr<Sequence>> arrived_;  // for the inbox to fill
   std::vector<RequestId> to_cancel_;
 };

@@ -43,6 +43,12 @@ class EngineObserver {
   // From here on the request runs. queue_ms: since it was submitted. Once more after each
   // preemption.
   virtual void OnAdmitted(RequestId, double queue_ms) { (void)queue_ms; }
+  // Of a request that begins to read its n_prompt tokens: the first n_stored were stored and need
+  // not be computed. Once for each request that could have found some.
+  virtual void OnPrefixFound(RequestId, int n_prompt, int n_stored) {
+    (void)n_prompt;
+    (void)n_stored;
+  }
   // Gives up its cache and waits to compute it again.
   virtual void OnPreempted(RequestId) {}
   virtual void OnStepBegan(const StepWork&, const EngineLoad&) {}
@@ -51,7 +57,8 @@ class EngineObserver {
   virtual void OnFirstToken(RequestId, double ttft_ms) { (void)ttft_ms; }
   // After the request's own callback has seen the token.
   virtual void OnToken(RequestId, int32_t token) { (void)token; }
-  // After the request's own callback. Its blocks are back in the pool, unless a session took them.
+  // After the request's own callback. Its blocks are back in the pool, unless a
+  // session took them or they are stored for others (EngineOptions::prefix_bytes).
   virtual void OnFinished(RequestId, const RequestOutcome&) {}
   // The error of a step that failed for all of its sequences; those are finished then.
   virtual void OnStepEnded(const StepWork&, const EngineLoad&, double seconds, const Status&) {

@@ -33,6 +33,8 @@ EngineSequence::EngineSequence(Request r, Session session, const CacheLayout* ca
   } else {
     turn_ends.push_back(static_cast<int>(n_given));
   }
+  n_prompt = cache == nullptr ? turn_ends.front() : cache->n_prompt();
+  prefix_key = {layout, request.prefix_salt};
   if (session.sampling.seed == request.sampling.seed) sampler.set_n_draws(session.n_draws);
   EnterTurns();
   if (request.prompt_logprobs) {
@@ -57,7 +59,7 @@ int64_t EngineSequence::WantedBytes(int max_step, const MergedCounts& of_level) 
   // To the end of a block, so that the answer is the same for many steps.
   const int64_t behind_sinks = RoundUp(n_known() + kBlockSize - layout->n_sink, kBlockSize);
   const int64_t n_until = std::min(layout->n_sink + behind_sinks, max_positions());
-  const bool has_prompt = n_cached() >= n_prompt();
+  const bool has_prompt = n_cached() >= n_prompt;
   Forecast& f = forecast_;
   if (f.n_until == n_until && f.has_prompt == has_prompt && f.decodes == decodes()) {
     return f.n_bytes;
@@ -65,9 +67,9 @@ int64_t EngineSequence::WantedBytes(int max_step, const MergedCounts& of_level) 
   const auto n_heads = static_cast<int64_t>(layout->shapes.size());
   const bool is_measured = merged_.n_positions >= kMeasuredPositions * n_heads;
   const double share = is_measured ? merged_.share() : of_level.share();
-  f = {n_until, has_prompt, decodes(),
-       PeakBytesIfMerged(*layout, {n_cached(), n_until}, decodes() ? 1 : max_step, n_prompt(),
-                         share)};
+  f = {
+      n_until, has_prompt, decodes(),
+      PeakBytesIfMerged(*layout, {n_cached(), n_until}, decodes() ? 1 : max_step, n_prompt, share)};
   const int64_t n_bytes = f.n_bytes;
   if (layout->ModelDecidesEntries() && !is_measured) f = {};  // others will know better
   return n_bytes;
@@ -84,8 +86,27 @@ MergedCounts EngineSequence::MeasureMerging() {
 void EngineSequence::DropCache() {
   cache.reset();
   input.clear();
+  kept_prefixes.clear();
   forecast_ = {};
   ++outcome.n_preemptions;
+}
+
+void EngineSequence::BeginBehind(std::unique_ptr<SequenceCache> prefix) {
+  cache = std::move(prefix);
+  n_prompt = cache->n_prompt();
+  forecast_ = {};
+}
+
+bool EngineSequence::KeepPrefixes() {
+  kept_prefixes.clear();
+  const int64_t n_before = n_cached() - std::ssize(input);
+  for (const int end : prefix_ends) {
+    if (end <= n_before || end > n_cached() || !cache->CanShare(end, n_prompt)) continue;
+    auto kept = cache->Keep({end, n_prompt, request.max_tokens});
+    if (!kept.ok()) return false;
+    kept_prefixes.push_back(*std::move(kept));
+  }
+  return true;
 }
 
 void EngineSequence::TakeInput(int64_t n_max) {

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "engine/kv_forecast.h"
+#include "engine/prefixes/prefix_store.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/session.h"
@@ -31,6 +32,11 @@ struct EngineSequence {
   std::vector<int> turn_ends;   // in `tokens`, of all turns but the one that generates
   int64_t n_given = 0;          // tokens before the first that this request generates
   const CacheLayout* layout;    // of the cache
+  int64_t n_prompt = 0;         // where the prompt ends in the cache
+  PrefixKey prefix_key;
+  bool has_asked_prefixes = false;
+  std::vector<int> prefix_ends;  // where a part of the cache is to be kept (PrefixStore), rising
+  std::vector<std::unique_ptr<SequenceCache>> kept_prefixes;  // by the step that is under way
   std::unique_ptr<SequenceCache> cache;
   std::vector<int32_t> input;  // tokens of the current step
   RequestOutcome outcome;
@@ -39,7 +45,6 @@ struct EngineSequence {
 
   EngineSequence(Request r, Session session, const CacheLayout* cache_layout);
 
-  int64_t n_prompt() const { return turn_ends.front(); }
   int64_t n_known() const { return std::ssize(tokens); }
   int64_t n_cached() const { return cache == nullptr ? 0 : cache->n_tokens(); }
   bool decodes() const { return n_known() > turn_ends.back() && n_cached() + 1 == n_known(); }
@@ -53,6 +58,12 @@ struct EngineSequence {
   MergedCounts MeasureMerging();
   // Gives up the cache, to compute it again.
   void DropCache();
+
+  // Begins with this cache, of the first tokens, in place of an empty one.
+  void BeginBehind(std::unique_ptr<SequenceCache> prefix);
+  // Keeps what the step under way, for which the cache has been extended by `input`, makes whole up
+  // to prefix_ends. False when there is no room for one of them.
+  bool KeepPrefixes();
 
   // Makes `input` the next tokens for the cache, at most n_max, of one turn and of one run.
   void TakeInput(int64_t n_max);

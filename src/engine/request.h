@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -31,6 +32,8 @@ struct Request {
   std::optional<int> n_top_logprobs;
   // With n_top_logprobs, for a request without a session: also those of the tokens of the prompt.
   bool prompt_logprobs = false;
+  // Requests of one salt share what they have read (EngineOptions::prefix_bytes).
+  std::string prefix_salt;
   // What may be generated; of this request alone. Null: anything.
   std::shared_ptr<TokenConstraint> constraint;
 };
@@ -51,8 +54,12 @@ struct RequestOutcome {
   double ttft_ms = 0;         // submit to first token
   double decode_seconds = 0;  // first token to last
   int n_cached_tokens = 0;    // positions in the cache at the end
-  int n_preemptions = 0;      // times that the cache was given up and computed again
-  KvBytes kv_bytes;           // of the sequence at its end
+  int n_prefix_tokens = 0;    // of the prompt, that were not computed because they were stored
+  // Where the prompt of the cache ended (SequenceCache::n_prompt): of an earlier request whose
+  // answer this one went on behind, where it did (EngineOptions::prefix_bytes).
+  int64_t n_cache_prompt = 0;
+  int n_preemptions = 0;  // times that the cache was given up and computed again
+  KvBytes kv_bytes;       // of the sequence at its end
   // Where asked for: entry i is of token i of the prompt, which all before it predict. Entry 0 has
   // no value: its log-probability is NaN and its `top` is empty. Shorter than the prompt, or empty,
   // where the request ended before its prompt was read.

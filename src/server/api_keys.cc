@@ -52,6 +52,10 @@ bool ApiKeys::Allow(const http::Request& request) const {
   return is_allowed;
 }
 
+std::string ApiKeys::KeyOf(const http::Request& request) const {
+  return keys_.empty() ? std::string() : std::string(GivenKey(request));
+}
+
 StatusOr<std::vector<std::string>> ParseApiKeys(std::string_view text, std::string_view name) {
   std::vector<std::string> keys;
   for (size_t begin = 0; begin <= text.size();) {

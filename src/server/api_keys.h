@@ -19,6 +19,8 @@ class ApiKeys {
   // Whether the request carries one of the keys, as `Authorization: Bearer KEY` or as `X-Api-Key:
   // KEY`. The time that it takes says nothing of how much of a key was right.
   bool Allow(const http::Request& request) const;
+  // The key that a request carries; empty where none is required.
+  std::string KeyOf(const http::Request& request) const;
 
  private:
   std::vector<std::string> keys_;

@@ -4,6 +4,10 @@ namespace kvlathe::server {
 
 void EngineMonitor::OnAdmitted(RequestId, double queue_ms) { metrics_->CountAdmitted(queue_ms); }
 
+void EngineMonitor::OnPrefixFound(RequestId, int n_prompt, int n_stored) {
+  metrics_->CountPrefix(n_prompt, n_stored);
+}
+
 void EngineMonitor::OnPreempted(RequestId) { metrics_->CountPreempted(); }
 
 void EngineMonitor::OnStepBegan(const StepWork&, const EngineLoad& load) {

@@ -18,6 +18,7 @@ class EngineMonitor : public EngineObserver {
   const StepClock& step_clock() const { return step_clock_; }
 
   void OnAdmitted(RequestId id, double queue_ms) override;
+  void OnPrefixFound(RequestId id, int n_prompt, int n_stored) override;
   void OnPreempted(RequestId id) override;
   void OnStepBegan(const StepWork& work, const EngineLoad& load) override;
   void OnFirstToken(RequestId id, double ttft_ms) override;

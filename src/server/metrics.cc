@@ -60,8 +60,12 @@ struct ServerMetrics::Series {
 
   Gauge& running = AddGauge("vllm:num_requests_running", "Requests that the engine runs.");
   Gauge& waiting = AddGauge("vllm:num_requests_waiting", "Requests that wait to be admitted.");
-  Gauge& usage = AddGauge("vllm:kv_cache_usage_perc", "KV memory in use, from 0 to 1.");
-  Gauge& used_bytes = AddGauge("kvlathe_kv_bytes_used", "Bytes of KV memory in use.");
+  Gauge& usage = AddGauge("vllm:kv_cache_usage_perc",
+                          "KV memory that requests use, from 0 to 1; what is only stored is free.");
+  Gauge& used_bytes = AddGauge("kvlathe_kv_bytes_used", "Bytes of KV memory that requests use.");
+  Gauge& stored_bytes =
+      AddGauge("kvlathe_kv_bytes_stored",
+               "Bytes of KV memory that only stored prefixes hold; requests take them if need be.");
   Gauge& reserved_bytes =
       AddGauge("kvlathe_kv_bytes_reserved", "Bytes of KV memory that the process holds.");
   Gauge& budget_bytes = AddGauge("kvlathe_kv_bytes_budget", "Bytes of KV memory that may be used.");
@@ -73,6 +77,10 @@ struct ServerMetrics::Series {
 
   Counter& preemptions =
       AddCounter("vllm:num_preemptions_total", "Times that a request gave up its cache.");
+  Counter& prefix_queries =
+      AddCounter("vllm:prefix_cache_queries_total", "Prompt tokens that were looked for in store.");
+  Counter& prefix_hits = AddCounter("vllm:prefix_cache_hits_total",
+                                    "Prompt tokens that were stored and not computed.");
   Counter& prompt_tokens =
       AddCounter("vllm:prompt_tokens_total", "Prompt tokens of ended requests.");
   Counter& generated = AddCounter("vllm:generation_tokens_total", "Generated tokens.");
@@ -124,6 +132,11 @@ void ServerMetrics::CountAdmitted(double queue_ms) { series_->queue.Observe(queu
 
 void ServerMetrics::CountPreempted() { series_->preemptions.Increment(); }
 
+void ServerMetrics::CountPrefix(int n_prompt, int n_stored) {
+  series_->prefix_queries.Increment(n_prompt);
+  series_->prefix_hits.Increment(n_stored);
+}
+
 void ServerMetrics::CountStep(const StepWork& work, double seconds, bool failed) {
   series_->computed.Increment(work.n_fill_tokens);
   series_->step_tokens.Observe(work.n_fill_tokens + work.n_decode_tokens);
@@ -153,9 +166,10 @@ void ServerMetrics::CountAnswer(std::string_view route, int status) {
 }
 
 void ServerMetrics::SetUsage(const PoolUsage& usage) {
-  series_->used_bytes.Set(static_cast<double>(usage.used_bytes));
+  series_->used_bytes.Set(static_cast<double>(usage.needed_bytes()));
   series_->reserved_bytes.Set(static_cast<double>(usage.reserved_bytes));
-  series_->usage.Set(static_cast<double>(usage.used_bytes) /
+  series_->stored_bytes.Set(static_cast<double>(usage.kept_bytes));
+  series_->usage.Set(static_cast<double>(usage.needed_bytes()) /
                      static_cast<double>(usage.budget_bytes));
 }
 

@@ -41,6 +41,7 @@ void RequestLog::LogEnded(const api::RequestEnded& ended) const {
         {"stream", ended.is_stream},
         {"choices", ended.n_choices},
         {"prompt_tokens", ended.prompt_tokens},
+        {"cached_tokens", ended.cached_tokens},
         {"output_tokens", ended.output_tokens},
         {"finish_reason", ended.finish_reason},
         {"ttft_ms", Milliseconds(ended.first_token_seconds)},

@@ -82,6 +82,7 @@ Server::Server(ServedModel served, ServerOptions options)
       health_(&engine_.engine(), &monitor_.step_clock(), ProbeToken(*served.api.tokenizer)) {
   metrics_.SetUsage(served.pool->usage());
   for (const api::ApiLevel& level : served.api.levels) level_names_.push_back(level.name);
+  if (served.engine.prefix_bytes > 0) LogUnsharedLevels(served.levels);
   served.api.engine = &engine_.engine();
   served.api.observer = this;
   api_ = std::make_unique<api::ApiService>(std::move(served.api));
@@ -92,6 +93,13 @@ void Server::LogListening() const {
       {"host", options_.http.host}, {"port", port()}, {"kv", level_names_}, {"model", model_name_}};
   if (agent_ != nullptr) fields["agent_port"] = agent_->port();
   log_.Write("listening", fields);
+}
+
+void Server::LogUnsharedLevels(const std::vector<Model*>& levels) const {
+  for (size_t l = 0; l < levels.size(); ++l) {
+    const std::string_view why = WhyNothingIsShared(levels[l]->layout());
+    if (!why.empty()) log_.Write("prefixes_not_stored", {{"kv", level_names_[l]}, {"why", why}});
+  }
 }
 
 Server::~Server() {
@@ -125,6 +133,7 @@ void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
         "shutting down");
   }
   if (options_.logs_bodies) log_.LogBody(request);
+  request.tenant = keys_.KeyOf(request);
   api_->Handle(std::move(request), std::move(reply));
 }
 

@@ -68,6 +68,7 @@ class Server : public api::ApiObserver {
  private:
   Server(ServedModel served, ServerOptions options);
   void LogListening() const;
+  void LogUnsharedLevels(const std::vector<Model*>& levels) const;
   void Handle(http::Request request, std::shared_ptr<http::Reply> reply);
   void Refuse(const http::Request& request, http::Reply* reply, http::Response response,
               const std::string& why);

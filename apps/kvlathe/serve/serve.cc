@@ -2,14 +2,17 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/units.h"
 #include "io/files.h"
 #include "kvlathe/chat_template_options.h"
 #include "kvlathe/open_workspace.h"
@@ -30,6 +33,7 @@ struct ServeOptions {
   std::vector<std::string> api_keys;
   std::string api_key_file;
   api::ApiLimits limits;
+  std::string prefix_memory;  // --prefix-memory, as it was written
   EngineOptions engine = {.max_waiting = 256, .prompt_share = 0.85};
   server::ServerOptions server;
 };
@@ -92,9 +96,21 @@ void LogToStandardError(const std::string& line) {
   fmt::print(stderr, "{}\n", line);
 }
 
+// None where the option is not given.
+StatusOr<std::optional<int64_t>> ReadPrefixMemory(const std::string& text) {
+  if (text.empty()) return std::optional<int64_t>();
+  if (text == "0") return std::optional<int64_t>(0);
+  const StatusOr<int64_t> n_bytes = ParseBytes(text);
+  if (n_bytes.ok()) return std::optional<int64_t>(*n_bytes);
+  return Error(StatusCode::kInvalidArgument, "--prefix-memory: {}; 0: nothing is kept",
+               MessageOf(n_bytes.status()));
+}
+
 Status Serve(ServeOptions options) {
   KVL_RETURN_IF_ERROR(CheckOptions(options));
   KVL_ASSIGN_OR_RETURN(options.server.api_keys, ReadKeys(options));
+  KVL_ASSIGN_OR_RETURN(const std::optional<int64_t> prefix_bytes,
+                       ReadPrefixMemory(options.prefix_memory));
   options.server.version = KVLATHE_VERSION;
   options.server.log = LogToStandardError;
   KVL_ASSIGN_OR_RETURN(const ServingOptions serving, ServingOptionsOf(options));
@@ -102,10 +118,11 @@ Status Serve(ServeOptions options) {
   server::OpenedModel model(std::move(opened));
   RaiseFileLimit();
   const ShutdownSignals signals;
-  KVL_ASSIGN_OR_RETURN(
-      const std::unique_ptr<server::Server> server,
-      server::Server::Start(model.Describe(options.names, options.limits, options.engine),
-                            std::move(options.server)));
+  server::ServedModel served = model.Describe(options.names, options.limits, options.engine);
+  const int64_t kv_bytes = served.pool->usage().budget_bytes;
+  served.engine.prefix_bytes = std::min(prefix_bytes.value_or(kv_bytes / 2), kv_bytes);
+  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server,
+                       server::Server::Start(std::move(served), std::move(options.server)));
   const bool is_person = signals.Wait();
   // A person at a terminal has no load balancer that must learn of it first.
   server->Drain(ShutdownSignals::CameAgain, /*delays=*/!is_person);
@@ -164,6 +181,9 @@ void AddLimitOptions(CLI::App* verb, ServeOptions* options) {
                    "steps have left")
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
+  verb->add_option("--prefix-memory", options->prefix_memory,
+                   "of the KV memory, what prompts and answers that were read before may keep, so "
+                   "that they are not read again, e.g. 1GiB; 0: nothing is kept (default: half)");
   verb->add_option("--max-waiting", options->engine.max_waiting,
                    "requests that wait, at most; more are answered with 429")
       ->check(CLI::Range(1, 1 << 20))

@@ -15,7 +15,7 @@ namespace kvlathe {
 namespace {
 
 constexpr int64_t kMaxChunkBytes = int64_t{1} << 20;
-// Bounds the slot records of a chunk of tiny objects (8 bytes a slot).
+// Bounds the slot records of a chunk of tiny objects (12 bytes a slot).
 constexpr int64_t kMaxSlots = 1024;
 // Free pages that the pool may hold: enough that a sequence which stops and one which starts do not
 // both go to the system, well inside the promised reserved <= 1.10 x used above 64 MiB.
@@ -32,6 +32,7 @@ struct BlockPool::State {
   int64_t used_bytes = 0;
   int64_t aside_bytes = 0;
   int64_t held_bytes = 0;
+  int64_t kept_bytes = 0;
   int64_t peak_bytes = 0;
   int64_t used_by_kind[kNumObjectKinds] = {};
   std::unordered_map<uint32_t, std::unique_ptr<Chunk>> chunks;  // by region
@@ -44,6 +45,15 @@ struct BlockPool::State {
     const auto it = chunks.find(object.region);
     KVL_CHECK(it != chunks.end());
     return *it->second;
+  }
+  // change(chunk) changes who holds the object.
+  template <typename F>
+  void ChangeReferences(const ObjectId& object, const F& change) {
+    Chunk& chunk = ChunkOf(object);
+    const bool was_kept = chunk.IsKept(object);
+    change(chunk);
+    const int difference = static_cast<int>(chunk.IsKept(object)) - static_cast<int>(was_kept);
+    kept_bytes += difference * chunk.object_bytes();
   }
   Chunk* OpenChunk(int64_t object_bytes);
   ObjectId Take(ObjectKind kind, int64_t object_bytes);
@@ -160,13 +170,29 @@ ObjectId BlockPool::CopyOf(const ObjectId& object) {
 }
 
 void BlockPool::AddReference(const ObjectId& object) {
-  state_->ChunkOf(object).AddReference(object);
+  state_->ChangeReferences(object, [&](Chunk& chunk) { chunk.AddReference(object); });
+}
+
+void BlockPool::AddKeeper(const ObjectId& object) {
+  state_->ChangeReferences(object, [&](Chunk& chunk) { chunk.AddKeeper(object); });
+}
+
+void BlockPool::RemoveKeeper(const ObjectId& object) {
+  state_->ChangeReferences(object, [&](Chunk& chunk) { chunk.RemoveKeeper(object); });
+}
+
+bool BlockPool::IsShared(const ObjectId& object) const {
+  return state_->ChunkOf(object).n_references(object) > 1;
 }
 
 void BlockPool::Release(const ObjectId& object) {
   Chunk& chunk = state_->ChunkOf(object);
   const ObjectKind kind = chunk.kind(object);
-  if (!chunk.Drop(object)) return;
+  if (!chunk.Drop(object)) {
+    // It was not before: a keeper says that it goes before its reference does.
+    if (chunk.IsKept(object)) state_->kept_bytes += chunk.object_bytes();
+    return;
+  }
   state_->device->Forget({object}, chunk.object_bytes());
   state_->Free(chunk);
   state_->Count(kind, -chunk.object_bytes());
@@ -179,6 +205,8 @@ bool BlockPool::CountHostTables(int64_t difference) {
   state_->Count(ObjectKind::kTable, difference);
   return true;
 }
+
+void BlockPool::CountKeptTables(int64_t difference) { state_->kept_bytes += difference; }
 
 bool BlockPool::SetAside(int64_t n_bytes) {
   if (!HasRoomFor(n_bytes)) return false;
@@ -201,6 +229,7 @@ PoolUsage BlockPool::usage() const {
   usage.used_bytes = state_->used_bytes;
   usage.reserved_bytes = state_->held_bytes;
   usage.peak_bytes = state_->peak_bytes;
+  usage.kept_bytes = state_->kept_bytes;
   std::copy_n(state_->used_by_kind, kNumObjectKinds, usage.used_by_kind);
   return usage;
 }

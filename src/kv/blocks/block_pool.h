@@ -25,6 +25,10 @@ struct PoolUsage {
   int64_t reserved_bytes = 0;
   int64_t peak_bytes = 0;  // the most that used_bytes has been
   int64_t used_by_kind[kNumObjectKinds] = {};
+  int64_t kept_bytes = 0;  // of used_bytes: what nobody but a keeper holds (BlockPool::AddKeeper)
+
+  // What would be in use if all keepers let go.
+  int64_t needed_bytes() const { return used_bytes - kept_bytes; }
 };
 
 // Objects have a multiple of 64 bytes, are aligned to 64 bytes and are counted by references. They
@@ -56,6 +60,12 @@ class BlockPool {
   // Returns another object of the same kind, size and contents; null when there is no room.
   ObjectId CopyOf(const ObjectId& object);
   void AddReference(const ObjectId& object);
+  // Whether the object has more references than one.
+  bool IsShared(const ObjectId& object) const;
+  // Says that one of the references is a keeper's: of somebody who can do without the object and
+  // lets it go when memory is short. Each is taken back before its reference is.
+  void AddKeeper(const ObjectId& object);
+  void RemoveKeeper(const ObjectId& object);
   // Takes a reference away. With the last one the object goes back to its chunk.
   void Release(const ObjectId& object);
 
@@ -63,6 +73,8 @@ class BlockPool {
   // `difference` bytes more, or fewer if it is negative. False, and nothing changes, when the
   // budget has no room for more.
   bool CountHostTables(int64_t difference);
+  // Says that keepers hold so many more bytes of these tables, or fewer if it is negative.
+  void CountKeptTables(int64_t difference);
 
   // Keeps n_bytes of the budget for the caller until it gives them back: nothing else is allocated
   // from them. False when there is no room.

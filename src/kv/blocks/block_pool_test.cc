@@ -51,6 +51,39 @@ TEST(BlockPool, CountsExactSizesInStepsOf64Bytes) {
   EXPECT_EQ(pool.usage().peak_bytes, 6144 + 128 + 64 + 64);
 }
 
+// A keeper lets go when memory is short, so what it alone holds is as good as free.
+TEST(BlockPool, CountsWhatOnlyKeepersHold) {
+  HostPool pool(kMiB);
+  const ObjectId object = pool.Allocate(ObjectKind::kBlock, 640);
+  EXPECT_FALSE(pool.IsShared(object));
+  pool.AddReference(object);
+  pool.AddKeeper(object);
+  EXPECT_TRUE(pool.IsShared(object));
+  EXPECT_EQ(pool.usage().kept_bytes, 0);
+  pool.Release(object);  // who wrote it has ended
+  EXPECT_EQ(pool.usage().kept_bytes, 640);
+  EXPECT_EQ(pool.usage().needed_bytes(), 0);
+  pool.AddReference(object);  // a second keeper's
+  EXPECT_EQ(pool.usage().kept_bytes, 0);
+  pool.AddKeeper(object);
+  EXPECT_EQ(pool.usage().kept_bytes, 640);
+  pool.AddReference(object);  // of one who reads it
+  EXPECT_EQ(pool.usage().needed_bytes(), 640);
+  for (int n = 0; n < 2; ++n) {
+    pool.RemoveKeeper(object);
+    pool.Release(object);
+    EXPECT_EQ(pool.usage().kept_bytes, 0);
+  }
+  EXPECT_EQ(pool.usage().needed_bytes(), 640);
+  pool.CountHostTables(64);
+  pool.CountKeptTables(64);
+  EXPECT_EQ(pool.usage().kept_bytes, 64);
+  pool.CountKeptTables(-64);
+  pool.CountHostTables(-64);
+  pool.Release(object);
+  EXPECT_EQ(pool.usage().used_bytes, 0);
+}
+
 TEST(BlockPool, RefusesWhatTheBudgetDoesNotHold) {
   HostPool pool(256);
   EXPECT_TRUE(pool.HasRoomFor(256));

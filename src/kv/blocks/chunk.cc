@@ -41,7 +41,7 @@ void Chunk::HoldPagesOf(int slot_idx) {
 ObjectId Chunk::Take(ObjectKind kind) {
   while (slots_[first_free_].n_references != 0) ++first_free_;
   const int slot_idx = first_free_++;
-  slots_[slot_idx] = {1, kind};
+  slots_[slot_idx] = {.n_references = 1, .kind = kind};
   ++n_live_;
   HoldPagesOf(slot_idx);
   return {region_, static_cast<uint32_t>(slot_idx * object_bytes_ / kDeviceAlignment)};

@@ -35,6 +35,13 @@ class Chunk {
   uint32_t n_references(const ObjectId& object) const {
     return slots_[SlotOf(object)].n_references;
   }
+  void AddKeeper(const ObjectId& object) { ++slots_[SlotOf(object)].n_keepers; }
+  void RemoveKeeper(const ObjectId& object) { --slots_[SlotOf(object)].n_keepers; }
+  // Whether all references are keepers'.
+  bool IsKept(const ObjectId& object) const {
+    const Slot& slot = slots_[SlotOf(object)];
+    return slot.n_references > 0 && slot.n_references == slot.n_keepers;
+  }
   ObjectKind kind(const ObjectId& object) const { return slots_[SlotOf(object)].kind; }
 
   // Gives the system the held pages on which no live object lies.
@@ -45,6 +52,7 @@ class Chunk {
  private:
   struct Slot {
     uint32_t n_references = 0;  // 0: free
+    uint32_t n_keepers = 0;     // of these
     ObjectKind kind = ObjectKind::kBlock;
   };
   int SlotOf(const ObjectId& object) const;

@@ -156,4 +156,31 @@ bool HeadTable::CopyFrom(const HeadTable& from, std::map<ObjectId, ObjectId>* sh
   return true;
 }
 
+bool HeadTable::ShareFrom(const HeadTable& from, const SharedPart& part, BlockPool* pool) {
+  if (!SetBlockTableSize(TableBytes(part.n_blocks), pool) ||
+      !SetRunTableSize(RunTableBytes(part.n_runs), pool)) {
+    return false;
+  }
+  const auto share = [&](const ObjectId& object, bool copies, ObjectId* shared) {
+    if (copies) return CopyObject(object, pool, shared);
+    if (!object.is_null()) pool->AddReference(object);
+    *shared = object;
+    return true;
+  };
+  if (!share(from.sink, part.copies_sink, &sink)) return false;
+  for (int64_t b = 0; b < part.n_blocks; ++b) {
+    ObjectId block;
+    const bool is_last = b + 1 == part.n_blocks;
+    if (!share(from.blocks[b], is_last && part.copies_last_block, &block)) return false;
+    blocks.push_back(block);
+  }
+  for (int64_t r = 0; r < part.n_runs; ++r) {
+    const SealedRun& run = runs.emplace_back(from.runs[r]);
+    for (const ObjectId& record : {run.record, run.layer_record}) {
+      if (!record.is_null()) pool->AddReference(record);
+    }
+  }
+  return true;
+}
+
 }  // namespace kvlathe

@@ -34,6 +34,15 @@ struct SequenceProgress {
 // Gives back the records that the run holds.
 void ReleaseRecords(BlockPool* pool, SealedRun* run);
 
+// How much of a head another sequence shares.
+struct SharedPart {
+  int64_t n_blocks = 0;
+  int64_t n_runs = 0;  // whose blocks are among these
+  // Objects in which the other sequence is going to write are copied.
+  bool copies_sink = false;
+  bool copies_last_block = false;
+};
+
 // Heads differ in length once a method of the retention axis drops or merges entries, so each has
 // its own count. Lists of ids lie in host memory and count against the pool's budget; everything
 // else is an object of the pool. `pool` is the same in all calls.
@@ -83,6 +92,23 @@ struct HeadTable {
   // of the layer share are shared in the copy as well: `shared` maps the originals that were copied
   // so far to their copies. False when there is no room, and then Clear can give the table back.
   bool CopyFrom(const HeadTable& from, std::map<ObjectId, ObjectId>* shared, BlockPool* pool);
+  // Makes this table, which is empty, one of the first objects of another, by reference. The other
+  // has neither dropped nor merged entries. False when there is no room, and then Clear can give
+  // the table back.
+  bool ShareFrom(const HeadTable& from, const SharedPart& part, BlockPool* pool);
+  // f(ObjectId) for every reference that the table holds.
+  template <typename F>
+  void ForEachReference(const F& f) const {
+    const auto visit = [&](const ObjectId& object) {
+      if (!object.is_null()) f(object);
+    };
+    for (const ObjectId& object : {sink, entry_table, open_entry, query_gram}) visit(object);
+    for (const ObjectId& block : blocks) visit(block);
+    for (const SealedRun& run : runs) {
+      visit(run.record);
+      visit(run.layer_record);
+    }
+  }
 };
 
 }  // namespace kvlathe

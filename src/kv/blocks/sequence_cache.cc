@@ -48,7 +48,7 @@ Status SequenceCache::Extend(int n_new) {
   }
   const int64_t n_after = int64_t{n_tokens()} + n_new;
   const std::vector<RunExtent> runs = objects_.RunsAt(progress_, n_after);
-  const int64_t room_bytes = SealRoomAt(*layout_, progress_, n_after, runs, 0);
+  const int64_t room_bytes = objects_.SealRoom(progress_, n_after, runs, 0);
   if (n_after <= n_writable_ && room_bytes == 0) {
     EnterNewEntries(n_after);
     return OkStatus();

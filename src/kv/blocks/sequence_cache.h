@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -17,6 +18,18 @@
 #include "machine/kept_entries.h"
 
 namespace kvlathe {
+
+// Where a sequence begins that shares the positions of another.
+struct PrefixPlace {
+  int n_tokens = 0;  // that are shared, at least 1
+  int64_t n_prompt = 0;
+  int64_t n_generated = 0;  // as set_n_prompt has them
+};
+
+// Why sequences of this layout share nothing: what their caches hold of a prefix depends on what
+// follows. Empty where it does not, and where they may share.
+std::string_view WhyNothingIsShared(const CacheLayout& layout);
+inline bool SharesPrefixes(const CacheLayout& layout) { return WhyNothingIsShared(layout).empty(); }
 
 // The cache keeps the lengths of the sequence, and knows what must be sealed, pruned and cut and in
 // which order. SequenceObjects holds the objects.
@@ -59,6 +72,32 @@ class SequenceCache {
   // room, and then nothing was taken, and kDataLoss as from Extend. Between Extend and the end of
   // its step the new rows of the copy are undefined too.
   StatusOr<std::unique_ptr<SequenceCache>> Copy() const;
+
+  // --- Sharing (sequence_prefix.cc). Two sequences that begin with the same tokens may hold the
+  // objects of their common positions together, as long as neither writes in them. What a sequence
+  // holds of a position never changes where SharesPrefixes(layout), but for which blocks are sealed
+  // in which runs; so what is compared is the runs. ---
+
+  // Whether the first n_tokens positions are held here, bit for bit, as a sequence whose prompt
+  // ends at n_prompt holds them when it has read so many. A step may be under way.
+  bool CanShare(int n_tokens, int64_t n_prompt) const;
+  // The most positions up to n_most for which CanShare says yes; 0 when there are none.
+  int MostShareable(int n_most, int64_t n_prompt) const;
+  // Whether every sequence that could share positions of `other`, which holds the same tokens as
+  // far as it goes, could share them of this one.
+  bool Covers(const SequenceCache& other) const;
+  // Another sequence with the first place.n_tokens positions of this one, for which CanShare says
+  // yes; all of it by reference. It is only there to be shared: this sequence may go on and write
+  // behind those positions. Rows of a step that is under way count once it has ended well; then
+  // room is set aside to seal beside the plain blocks that are shared. The error is
+  // kResourceExhausted when there is no room, and then nothing was taken.
+  StatusOr<std::unique_ptr<SequenceCache>> Keep(const PrefixPlace& place);
+  // The same, but one that can be extended: objects in which it will write are copied.
+  StatusOr<std::unique_ptr<SequenceCache>> Fork(const PrefixPlace& place) const;
+
+  // Says that the cache, which nobody extends any more, is only kept to be shared: what nobody else
+  // holds counts as PoolUsage::kept_bytes until it is cleared.
+  void SetKept() { objects_.SetKept(true); }
 
   int n_tokens() const { return progress_.n_tokens; }  // positions made writable so far
   // The sum of the sizes of the objects that the sequence holds. Once the run that ends at
@@ -123,6 +162,7 @@ class SequenceCache {
   // Whether a step has failed, or broke off in the middle.
   bool is_broken() const { return has_failed_ || must_seal() || must_prune() || must_cut_keys(); }
   void EnterNewEntries(int64_t n_after);
+  StatusOr<std::unique_ptr<SequenceCache>> Share(const PrefixPlace& place, bool to_write) const;
 
   const CacheLayout* layout_;
   SequenceProgress progress_;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "base/check.h"
 #include "format/entry_table.h"
@@ -254,6 +255,7 @@ bool SequenceObjects::ShrinkBlocks(int layer_idx) {
 }
 
 void SequenceObjects::Clear() {
+  SetKept(false);
   ReturnAside();
   for (HeadTable& head : heads_) head.Clear(pool_);
 }
@@ -267,6 +269,24 @@ bool SequenceObjects::CopyFrom(const SequenceObjects& from) {
     if (!heads_[i].CopyFrom(from.heads_[i], &shared, pool_)) return false;
   }
   return true;
+}
+
+bool SequenceObjects::ShareFrom(const SequenceObjects& from, const SharedPart& part) {
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    if (!heads_[i].ShareFrom(from.heads_[i], part, pool_)) return false;
+  }
+  return true;
+}
+
+void SequenceObjects::SetKept(bool is_kept) {
+  if (std::exchange(is_kept_, is_kept) == is_kept) return;
+  for (const HeadTable& head : heads_) {
+    head.ForEachReference([&](const ObjectId& object) {
+      is_kept ? pool_->AddKeeper(object) : pool_->RemoveKeeper(object);
+    });
+    const int64_t table_bytes = head.table_bytes + head.run_table_bytes;
+    pool_->CountKeptTables(is_kept ? table_bytes : -table_bytes);
+  }
 }
 
 }  // namespace kvlathe

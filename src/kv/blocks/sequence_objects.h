@@ -70,10 +70,22 @@ class SequenceObjects {
   // Makes these objects, of which there are none yet, a copy of another sequence's. False when
   // there is no room.
   bool CopyFrom(const SequenceObjects& from);
+  // Makes these objects, of which there are none yet, the same part of every head of another
+  // sequence (HeadTable::ShareFrom). False when there is no room.
+  bool ShareFrom(const SequenceObjects& from, const SharedPart& part);
+  // Says of all references whether they are a keeper's (BlockPool::AddKeeper).
+  void SetKept(bool is_kept);
 
   // Keeps of what is set aside the room that sealing the layers from first_layer on needs, and
   // returns the rest.
   void SetRoomAside(const SequenceProgress& progress, int first_layer);
+  // The bytes that sealing `runs`, which end at n_tokens, needs in the layers from first_layer on.
+  // Blocks that other sequences hold too are not free when they are sealed.
+  int64_t SealRoom(const SequenceProgress& progress, int64_t n_tokens,
+                   const std::vector<RunExtent>& runs, int first_layer) const;
+  // Sets more aside, so that all plain blocks may be shared before they are sealed. False when
+  // there is no room.
+  bool SetRoomAsideForShared(const SequenceProgress& progress);
   void ReturnAside();
 
   // Takes plain blocks, [n_kv_heads][n_blocks], which belong to the caller. Nothing when the system
@@ -93,6 +105,7 @@ class SequenceObjects {
   HeadTable& Head(int layer_idx, int kv_head_idx) {
     return heads_[static_cast<size_t>(layer_idx) * layout_->n_kv_heads + kv_head_idx];
   }
+  bool SharesBlocksOf(const std::vector<RunExtent>& runs, int first_layer) const;
   int64_t MissingBytes(const SequenceProgress& progress, int64_t n_tokens,
                        const std::vector<RunExtent>& runs) const;
   bool AllocateObjects(const SequenceProgress& progress, int64_t n_tokens,
@@ -105,6 +118,7 @@ class SequenceObjects {
   const CacheLayout* layout_;
   BlockPool* pool_;
   int64_t aside_bytes_ = 0;  // what the pool keeps for sealing one layer
+  bool is_kept_ = false;
   std::vector<HeadTable> heads_;
 };
 

@@ -37,8 +37,38 @@ int64_t SealRoomAt(const CacheLayout& layout, const SequenceProgress& progress, 
 
 void SequenceObjects::SetRoomAside(const SequenceProgress& progress, int first_layer) {
   const int n_tokens = progress.n_tokens;
-  aside_bytes_ = SealRoomAt(*layout_, progress, n_tokens, RunsAt(progress, n_tokens), first_layer);
+  aside_bytes_ = SealRoom(progress, n_tokens, RunsAt(progress, n_tokens), first_layer);
   KVL_CHECK(pool_->SetAside(aside_bytes_));
+}
+
+bool SequenceObjects::SharesBlocksOf(const std::vector<RunExtent>& runs, int first_layer) const {
+  for (size_t i = static_cast<size_t>(first_layer) * layout_->n_kv_heads; i < runs.size(); ++i) {
+    const std::vector<ObjectId>& blocks = heads_[i].blocks;
+    const int64_t end =
+        std::min<int64_t>(runs[i].first_block + runs[i].n_blocks, std::ssize(blocks));
+    for (int64_t b = runs[i].first_block; b < end; ++b) {
+      if (!blocks[b].is_null() && pool_->IsShared(blocks[b])) return true;
+    }
+  }
+  return false;
+}
+
+// Where blocks are shared, it is as if none of them became free: a reference that goes meanwhile
+// only makes more room.
+int64_t SequenceObjects::SealRoom(const SequenceProgress& progress, int64_t n_tokens,
+                                  const std::vector<RunExtent>& runs, int first_layer) const {
+  return SharesBlocksOf(runs, first_layer)
+             ? RunObjectBytes(*layout_, runs, first_layer)
+             : SealRoomAt(*layout_, progress, n_tokens, runs, first_layer);
+}
+
+bool SequenceObjects::SetRoomAsideForShared(const SequenceProgress& progress) {
+  const std::vector<RunExtent> runs = RunsAt(progress, progress.n_tokens);
+  const int64_t more_bytes = RunObjectBytes(*layout_, runs, 0) - aside_bytes_;
+  if (runs.empty() || more_bytes <= 0) return true;
+  if (!pool_->SetAside(more_bytes)) return false;
+  aside_bytes_ += more_bytes;
+  return true;
 }
 
 void SequenceObjects::ReturnAside() { pool_->ReturnAside(std::exchange(aside_bytes_, 0)); }

@@ -284,6 +284,16 @@ int64_t SealRoomBytes(const CacheLayout& layout, std::span<const RunExtent> runs
   return most + growth;
 }
 
+int64_t RunObjectBytes(const CacheLayout& layout, std::span<const RunExtent> runs,
+                       int first_layer) {
+  int64_t n_bytes = 0;
+  for (int64_t i = int64_t{first_layer} * layout.n_kv_heads; i < std::ssize(runs); ++i) {
+    const int layer_idx = static_cast<int>(i) / layout.n_kv_heads;
+    n_bytes += RunBytesOfHead(layout, layer_idx, static_cast<int>(i) % layout.n_kv_heads, runs[i]);
+  }
+  return n_bytes;
+}
+
 int64_t ReopenRoomBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,
                         int first_layer) {
   const std::vector<RunExtent> before = RunsOf(layout, n_tokens - 1, n_prompt);

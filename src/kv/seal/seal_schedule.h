@@ -113,6 +113,10 @@ inline int64_t SealRoomBytes(const CacheLayout& layout, const RunExtent& run, in
                        released_at);
 }
 
+// Bytes of all objects of the runs of all heads in the layers from first_layer on: the room that
+// sealing needs where other sequences hold the plain blocks as well.
+int64_t RunObjectBytes(const CacheLayout& layout, std::span<const RunExtent> runs, int first_layer);
+
 // Bytes of room where entries are sealed again (SealsAgainAt(n_tokens)): what stays of the largest
 // layer exists as plain blocks beside its objects.
 int64_t ReopenRoomBytes(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt,

@@ -50,6 +50,7 @@ Status Generation::Submit(std::vector<ChoicePlan> plans) {
   std::vector<Request> requests;
   for (ChoicePlan& plan : plans) {
     max_tokens_ = std::max<int64_t>(max_tokens_, plan.request.max_tokens);
+    plan.request.prefix_salt = exchange_->request().tenant;
     requests.push_back(std::move(plan.request));
     choices_.push_back(std::make_unique<Choice>(&state_.tokenizer(), std::move(plan)));
   }
@@ -123,7 +124,7 @@ void Generation::OnFinish(int choice_idx, const RequestOutcome& outcome) {
   ChoiceEvent event;
   event.choice_idx = choice_idx;
   event.text = choice.stream.Finish();
-  event.end = ChoiceEnd{outcome.finish_reason, choice.n_tokens};
+  event.end = ChoiceEnd{outcome.finish_reason, choice.n_tokens, outcome.n_prefix_tokens};
   // A dropped token may be the end of the sequence; the answer ended before it.
   if (choice.drops_tokens) event.end->reason = FinishReason::kLength;
   Queue(std::move(event), outcome.status);

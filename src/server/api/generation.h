@@ -32,6 +32,7 @@ struct ChoicePlan {
 struct ChoiceEnd {
   FinishReason reason = FinishReason::kNone;  // kStop or kLength
   int64_t n_tokens = 0;                       // of the answer
+  int64_t n_stored = 0;                       // of the prompt, that were not computed
 };
 
 // What comes of one choice: a token, or its end.

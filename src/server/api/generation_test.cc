@@ -46,6 +46,39 @@ TEST_F(GenerationTest, AStreamBeginsOnceTheEngineHasTheRequest) {
   EXPECT_FALSE(reply->has_ended);
 }
 
+// A prompt that was read before, for the same key.
+TEST_F(GenerationTest, SaysWhatOfAPromptWasStored) {
+  Start({.prefix_bytes = int64_t{32} << 20});
+  std::vector<int> prompt(100);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int>(3 + i * 7 % 200);
+  const Json body = Greedy({{"prompt", prompt}, {"max_tokens", 5}, {"n", 2}});
+  const auto ask = [&](const std::string& tenant, const Json& asked) {
+    auto reply = std::make_shared<FakeReply>();
+    service_->Handle({.id = "r",
+                      .method = "POST",
+                      .path = kGenerationPath,
+                      .body = asked.dump(),
+                      .tenant = tenant},
+                     reply);
+    Run({reply});
+    EXPECT_EQ(reply->sent.status, 200) << reply->sent.body;
+    return reply->SentJson();
+  };
+  const auto cached = [](const Json& answer) {
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>();
+  };
+  const Json first = ask("a", body), second = ask("a", body), other = ask("b", body);
+  EXPECT_EQ(cached(first), 0);
+  EXPECT_EQ(cached(second), 99);
+  EXPECT_EQ(observer_.ended[1].cached_tokens, 99);
+  EXPECT_EQ(cached(other), 0);
+  EXPECT_EQ(second["choices"], first["choices"]);
+  EXPECT_EQ(other["choices"], first["choices"]);
+  Json two = body;
+  two["prompt"] = {prompt, std::vector<int>(prompt.begin(), prompt.begin() + 60)};
+  EXPECT_EQ(cached(ask("a", two)), 99 + 59);
+}
+
 TEST_F(GenerationTest, AGoneClientTakesItsChoicesOutOfTheEngine) {
   for (const bool is_stream : {false, true}) {
     const auto reply = Post(kGenerationPath, Endless(3, is_stream));

@@ -19,7 +19,8 @@ struct Request {
   // Names in lower case; the values of a name that comes twice are joined by ", ".
   std::map<std::string, std::string, std::less<>> headers;
   std::string body;
-  std::string peer;  // where it came from, for the log: "127.0.0.1:40312", "[::1]:40312"
+  std::string tenant;  // whose key it carries, once somebody has looked: tenants share nothing
+  std::string peer;    // where it came from, for the log: "127.0.0.1:40312", "[::1]:40312"
 
   // The value of a header, or empty. `name` is in lower case.
   std::string_view Header(std::string_view name) const {

@@ -5,6 +5,12 @@
 
 namespace kvlathe::api {
 
+void CountChoice(const ChoiceEnd& end, bool is_first_of_prompt, Usage* usage, Exchange* exchange) {
+  usage->output_tokens += end.n_tokens;
+  if (is_first_of_prompt) usage->cached_tokens += end.n_stored;
+  exchange->record().cached_tokens = usage->cached_tokens;
+}
+
 Json UsageJson(const Usage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens},
           {"completion_tokens", usage.output_tokens},

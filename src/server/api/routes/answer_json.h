@@ -17,6 +17,10 @@ struct Usage {
   int64_t output_tokens = 0;
 };
 
+// Counts a choice that has ended, in the record of the exchange too. A prompt counts once, with its
+// first choice: the others begin behind what that one has read.
+void CountChoice(const ChoiceEnd& end, bool is_first_of_prompt, Usage* usage, Exchange* exchange);
+
 // {"prompt_tokens","completion_tokens","total_tokens","prompt_tokens_details":{"cached_tokens"}}
 Json UsageJson(const Usage& usage);
 

@@ -132,7 +132,7 @@ void ChatWriter::Take(ChoiceEvent event) {
     choice.logprobs.push_back(ChatLogprobJson(state_.tokenizer(), *event.logprobs));
   }
   const AnswerDelta delta = choice.answer.Push(event.text, event.end.has_value());
-  if (event.end) usage_.output_tokens += event.end->n_tokens;
+  if (event.end) CountChoice(*event.end, event.choice_idx == 0, &usage_, exchange_.get());
   if (!is_stream()) {
     choice.end = event.end;
     return;

@@ -195,7 +195,10 @@ void CompletionWriter::Take(ChoiceEvent event) {
   choice.logprobs.AddPrompt(event.prompt_logprobs, prompt.n_hidden, prompt.shows_special);
   if (event.logprobs) choice.logprobs.AddToken(*event.logprobs);
   choice.end = event.end;
-  if (event.end) usage_.output_tokens += event.end->n_tokens;
+  if (event.end) {
+    const bool is_first = event.choice_idx % request_.options.n_choices == 0;
+    CountChoice(*event.end, is_first, &usage_, exchange_.get());
+  }
   if (!request_.options.is_stream) return;
   // Log-probabilities of text that is held back come with it.
   if (choice.text.empty() && !event.end) return;

@@ -220,7 +220,7 @@ void ResponsesWriter::Take(ChoiceEvent event) {
 void ResponsesWriter::Finish() {
   const bool is_whole = end_->reason != FinishReason::kLength;
   const char* const status = is_whole ? "completed" : "incomplete";
-  usage_.output_tokens = end_->n_tokens;
+  CountChoice(*end_, /*is_first_of_prompt=*/true, &usage_, exchange_.get());
   // An answer of no text is a message without one.
   if (output_idx_ < 0) WriteContent("");
   CloseItem(status);

@@ -1,0 +1,126 @@
+// What sequences that begin with the same tokens share.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "kv/blocks/sequence_cache.h"
+
+namespace kvlathe {
+namespace {
+
+bool IsSameRun(const RunExtent& expected, const SealedRun& run) {
+  return expected.first_block == run.first_block && expected.n_blocks == run.n_blocks &&
+         expected.is_prompt == run.is_prompt && expected.is_repaired == run.is_repaired &&
+         expected.entry_class == run.entry_class;
+}
+
+// Whether some blocks of a run may have left the window when the rest is sealed. Which ones depends
+// on where the steps end, and so does what the rest becomes.
+bool MayLoseBlocksBeforeSealing(const CacheLayout& layout) {
+  if (!layout.seal.has_value()) return false;
+  const SealPlan& plan = *layout.seal;
+  const int n_open =
+      std::max(plan.prompt_run, plan.buffer) + std::max(plan.newest, plan.most_newest);
+  return std::ranges::any_of(layout.windows, [&](int w) { return w > 0 && w < n_open; });
+}
+
+int64_t EndBlockOf(std::span<const SealedRun> runs) {
+  return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
+}
+
+}  // namespace
+
+std::string_view WhyNothingIsShared(const CacheLayout& layout) {
+  if (layout.MergesEntries()) return "positions are merged with those that follow";
+  if (layout.retention.has_value()) return "which positions stay depends on what follows";
+  if (layout.HasClasses()) return "bits of a position depend on the end of the prompt";
+  if (layout.GathersQueries()) return "the basis depends on the queries of the whole prompt";
+  if (layout.seal.has_value() && layout.seal->prompt_run == 0) {
+    return "the prompt is compressed as a whole";
+  }
+  if (MayLoseBlocksBeforeSealing(layout)) {
+    return "positions are compressed in runs longer than a layer's window";
+  }
+  return {};
+}
+
+bool SequenceCache::CanShare(int n_tokens, int64_t n_prompt) const {
+  if (!SharesPrefixes(*layout_) || has_failed_ || n_tokens < 1 || n_tokens > this->n_tokens()) {
+    return false;
+  }
+  // What fell out of a window before could still be seen from there.
+  if (layout_->HasWindow() && n_tokens < progress_.released_at) return false;
+  const std::vector<RunExtent> expected = RunsOf(*layout_, n_tokens, n_prompt);
+  const std::vector<SealedRun>& runs = objects_.heads().front().runs;
+  if (expected.size() > runs.size()) return false;
+  const auto held = std::span(runs).first(expected.size());
+  if (!std::ranges::equal(expected, held, IsSameRun)) return false;
+  // What is not sealed yet at n_tokens may be sealed by now.
+  return expected.size() == runs.size() ||
+         n_tokens <= layout_->n_sink + EndBlockOf(held) * kBlockSize;
+}
+
+int SequenceCache::MostShareable(int n_most, int64_t n_prompt) const {
+  n_most = std::min(n_most, n_tokens());
+  if (CanShare(n_most, n_prompt)) return n_most;
+  const std::vector<SealedRun>& runs = objects_.heads().front().runs;
+  for (size_t n_runs = runs.size(); n_runs > 0; --n_runs) {
+    const int64_t end = layout_->n_sink + EndBlockOf(std::span(runs).first(n_runs)) * kBlockSize;
+    if (end < n_most && CanShare(static_cast<int>(end), n_prompt)) return static_cast<int>(end);
+  }
+  return 0;
+}
+
+bool SequenceCache::Covers(const SequenceCache& other) const {
+  const std::vector<SealedRun>& runs = objects_.heads().front().runs;
+  const std::vector<SealedRun>& others = other.objects_.heads().front().runs;
+  const auto is_same = [](const SealedRun& a, const SealedRun& b) {
+    return a.first_block == b.first_block && a.n_blocks == b.n_blocks &&
+           a.is_prompt == b.is_prompt && a.is_repaired == b.is_repaired &&
+           a.entry_class == b.entry_class;
+  };
+  return layout_ == other.layout_ && n_tokens() >= other.n_tokens() &&
+         (!layout_->HasWindow() || progress_.released_at <= other.progress_.released_at) &&
+         std::ranges::equal(runs, others, is_same);
+}
+
+StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Share(const PrefixPlace& place,
+                                                              bool to_write) const {
+  KVL_CHECK(CanShare(place.n_tokens, place.n_prompt));
+  auto shared = std::make_unique<SequenceCache>(layout_, objects_.pool());
+  shared->progress_.n_tokens = place.n_tokens;
+  shared->progress_.n_prompt = place.n_prompt;
+  shared->progress_.n_generated = place.n_generated;
+  shared->progress_.released_at = std::min<int64_t>(progress_.released_at, place.n_tokens);
+  const int64_t n_entries = std::max(0, place.n_tokens - layout_->n_sink);
+  SharedPart part = {.n_blocks = BlocksFor(*layout_, place.n_tokens),
+                     .copies_sink = to_write && place.n_tokens < layout_->n_sink};
+  for (const SealedRun& run : objects_.heads().front().runs) {
+    if (run.first_block + run.n_blocks <= part.n_blocks) ++part.n_runs;
+  }
+  part.copies_last_block = to_write && n_entries % kBlockSize != 0;
+  if (shared->objects_.ShareFrom(objects_, part)) {
+    shared->n_writable_ = shared->objects_.WritablePositions();
+    return shared;
+  }
+  shared.reset();  // what is free is told without it
+  const PoolUsage usage = objects_.pool()->usage();
+  return Error(StatusCode::kResourceExhausted,
+               "KV cache full: {} of {} bytes are free, too few to share {} positions; raise "
+               "--kv-memory",
+               usage.budget_bytes - usage.used_bytes, usage.budget_bytes, place.n_tokens);
+}
+
+StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Keep(const PrefixPlace& place) {
+  KVL_ASSIGN_OR_RETURN(std::unique_ptr<SequenceCache> kept, Share(place, /*to_write=*/false));
+  if (!must_seal_ || objects_.SetRoomAsideForShared(progress_)) return kept;
+  return Error(StatusCode::kResourceExhausted,
+               "KV cache full: no room to seal {} positions beside those that are shared",
+               n_tokens());
+}
+
+StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Fork(const PrefixPlace& place) const {
+  return Share(place, /*to_write=*/true);
+}
+
+}  // namespace kvlathe
