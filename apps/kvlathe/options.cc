@@ -41,7 +41,7 @@ void AddWeightOptions(CLI::App* app, ModelOptions* options) {
   app->add_flag("--weights-exact", options->exact_rows,
                 "multiply weights in blocks with rows of 16 bits in place of 8 (slower)");
   app->add_flag("--attention-exact", options->exact_attention,
-                "multiply codes of few bits with numbers of 16 bits in place of 7 (slower)");
+                "multiply codes of few bits with numbers of 16 bits in place of 7 or 8 (slower)");
   app->add_option("--pre", options->pre,
                   "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's")
       ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));

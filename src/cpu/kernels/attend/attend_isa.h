@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/attend/attend.h"
+#include "cpu/kernels/attend/attend_packed.h"
 
 namespace kvlathe {
 
@@ -18,6 +19,9 @@ extern const AttendKernels kAttendAmxBf16;
 void AppendF32(const AppendParams& params);
 void AppendBf16(const AppendParams& params);
 void AttendRowsAvx512(const AttendRowsParams& params);
+// As ExpandPackedBlock.
+void ExpandBlockAvx512(const PackedRunView& run, const std::byte* block, int block_idx,
+                       float* values);
 // Over Bf16 rows, with codes as integers (code_rows_lanes.h) and rows in F32.
 void AttendCodesAvx512(const AttendParams& params, std::byte* scratch);
 

@@ -63,7 +63,6 @@ struct PackedSideView {
   CodeSegment segments[kSplitBits.size()] = {};
   int n_coded = 0;       // channels of all segments, the first of `rank`; the others count as zero
   int n_wide = 0;        // of these, the first ones: those with more than kSmallBits bits
-  int n_eight = 0;       // of those, the first ones: those with 8 bits
   float small_step = 1;  // SmallStep, of the others
   // Where bits are split, whether codes of a token stand for numbers in units of its scale, a byte
   // of `scales` each (ScaleOfByte).

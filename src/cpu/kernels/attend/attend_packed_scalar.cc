@@ -37,8 +37,6 @@ void ListSegments(const BitSplit& split, const PackedSide& side, PackedSideView*
       segment.numbers = UnitNumbers(bits, unit);
       segment.bytes = UnitBytes(bits, unit);
       segment.byte_step = ByteStep(ByteStepOf(bits), unit);
-    } else {
-      view->n_eight = first + n;
     }
     if (bits <= kSmallBits) {
       segment.small = SmallUnitBytes(bits, unit);

@@ -1,11 +1,12 @@
 // Dots of bytes with rows of weights, over vectors of lanes.h, for the channels whose codes have 1
 // to kMostByteBits bits: codes become bytes, and so do weights.
 //
-// Where the machine adds dots of bytes to sums of 32 bits (kHasByteDots), codes of 1 to 5 bits are
-// UnitBytes and weights have 8 bits. Elsewhere codes of 1 to kSmallBits bits are SmallUnitBytes,
-// of 7 bits, and weights too: two products of a channel's or token's byte with its weight are added
-// in 16 bits and four of those sums before they are widened, which takes five instructions where
-// words of 16 bits (code_dots_lanes.h) take eight.
+// Where the machine adds dots of bytes to sums of 32 bits (kHasByteDots), codes of 1 to 4 bits are
+// UnitBytes and weights have 8 bits; bytes of 5 bits would add 4% to what their codes lose.
+// Elsewhere codes of 1 to kSmallBits bits are SmallUnitBytes, of 7 bits, and weights too: two
+// products of a channel's or token's byte with its weight are added in 16 bits and four of those
+// sums before they are widened, which takes five instructions where words of 16 bits
+// (code_dots_lanes.h) take eight.
 //
 // The error of a weight is at most half of a 63rd (queries) or 127th (probabilities) of the largest
 // of its row, or half of that with dots of bytes, and that of a code half of a step. Channels share
@@ -15,7 +16,7 @@
 //
 // Bytes lie in quads: of K [quad of channels][token][4], and of V in columns of 16 channels,
 // [column][quad of tokens][16][4]. A quad has the channels, or tokens, that one look-up finds: two
-// pairs that lie `distance` pairs apart (SmallReader). K of 4 and 5 bits has quads of two look-ups.
+// pairs that lie `distance` pairs apart (SmallReader). K of 4 bits has quads of two look-ups.
 // Weights are laid out so too.
 #pragma once
 
@@ -31,7 +32,7 @@ namespace {
 
 constexpr int kKeyQuadBytes = 4 * kBlockSize;
 constexpr int kColumnBytes = 16 * kBlockSize;
-constexpr int kMostByteBits = kHasByteDots ? 5 : kSmallBits;
+constexpr int kMostByteBits = kHasByteDots ? 4 : kSmallBits;
 #if defined(__AVX512VBMI__) && !defined(KVLATHE_NARROW_LANES)
 constexpr int16_t kSignOfBytes = static_cast<int16_t>(0x8080);
 #endif
@@ -45,7 +46,12 @@ static_assert(kHasByteDots || 4 * kLargestSmall * kLargestProbByte < 32768);
 
 // The channels of a side that have more bits.
 KVL_INLINE int WideChannelsOf(const PackedSideView& side) {
-  return kHasByteDots ? side.n_eight : side.n_wide;
+  if (!kHasByteDots) return side.n_wide;
+  int n = 0;
+  for (int i = 0; i < side.n_segments && side.segments[i].bits > kMostByteBits; ++i) {
+    n += side.segments[i].n_channels;
+  }
+  return n;
 }
 // What a byte of a segment counts.
 KVL_INLINE float StepOf(const PackedSideView& side, const CodeSegment& segment) {
@@ -135,7 +141,6 @@ template <bool kIsKey, typename F>
 KVL_INLINE void WithSmallReader(const CodeSegment& segment, const F& f) {
   if constexpr (kMostByteBits > kSmallBits) {
     if (segment.bits == 4) return f(SmallReader<4>(segment, kIsKey));
-    if (segment.bits == 5) return f(SmallReader<5>(segment, kIsKey));
   }
   switch (segment.bits) {
     case 1:
@@ -282,7 +287,7 @@ KVL_INLINE void RoundSmallQueries(const FloatRows& q, int n_rows, const PackedSi
   }
 }
 
-// The orders of quads of V: of 1 bit, of 2 and 3 bits, and of 4 and 5 bits. Bytes of an order count
+// The orders of quads of V: of 1 bit, of 2 and 3 bits, and of 4 bits. Bytes of an order count
 // the same step.
 constexpr int kValueOrders = kHasByteDots ? 3 : 2;
 constexpr int ValueOrderOf(int bits) { return bits == 1 ? 0 : bits <= 3 ? 1 : 2; }

@@ -1,4 +1,4 @@
-// Attention over sealed blocks, over vectors of lanes.h, without BF16 dots. The codes of a block
+// Attention over sealed blocks, over vectors of lanes.h. The codes of a block
 // become numbers of 16 bits once for all rows, and are multiplied with weights of 16 bits in exact
 // integer dots, twice as many at a time as products in F32. The scale and the minimum that all
 // codes of a channel or of a token share go into the weights and the sums; factors and exact

@@ -29,7 +29,7 @@ struct Bytes {
 };
 constexpr Bytes kNoBytes = {0, 0, false};
 constexpr Bytes kBytesOfSevenBits = {kSmallBits, 63, false};
-constexpr Bytes kBytesOfDots = {5, 127, true};
+constexpr Bytes kBytesOfDots = {4, 127, true};
 
 struct Kernels {
   const AttendKernels& kernels;

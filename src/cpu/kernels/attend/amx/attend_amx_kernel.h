@@ -14,7 +14,6 @@
 #include "cpu/kernels/attend/attend_isa.h"
 #include "cpu/kernels/attend/attend_packed.h"
 #include "cpu/kernels/attend/avx512/attend_avx512.h"
-#include "cpu/kernels/latent/latent_keys.h"
 
 namespace kvlathe {
 namespace {
@@ -93,7 +92,7 @@ struct SealedTiles {
     if (found == nullptr) return p->blocks[block];
     if (found != run) view = ViewRun(*p, *found);
     run = found;
-    ExpandSealedBlockAvx512(view, p->blocks[block], block - run->first_block, values);
+    ExpandBlockAvx512(view, p->blocks[block], block - run->first_block, values);
     const int n = BlockElements(*p);
     for (int i = 0; i < n; i += 2 * kLanes) {
       const __m512bh both =

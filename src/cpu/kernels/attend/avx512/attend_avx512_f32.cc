@@ -7,6 +7,11 @@ namespace kvlathe {
 
 const AttendKernels kAttendAvx512F32 = {Attend<float>, AttendRows<float>, AppendF32};
 
+void ExpandBlockAvx512(const PackedRunView& run, const std::byte* block, int block_idx,
+                       float* values) {
+  ExpandSealedBlock(run, block, block_idx, values);
+}
+
 void AttendCodesAvx512(const AttendParams& params, std::byte* scratch) {
   Attend<uint16_t>(params, scratch);
 }
