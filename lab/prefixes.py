@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""What the prefix store saves: time to the first token of questions about one document, and of the turns of one conversation.
+
+  lab/prefixes.py run MODEL [--out FILE] [--kv SPEC]... [--tokens N] [--questions N] [--turns N] [--kvlathe PROGRAM]
+  lab/prefixes.py table FILE
+
+MODEL is what `kvlathe serve -m` takes. Each cache gets two servers one after the other, with the store and with --prefix-memory 0.
+Both are asked the same, one request at a time, greedily and streamed: --questions questions behind a document of about --tokens tokens
+(the first of share/sample.txt), and a conversation of --turns turns, whose answers are sent back as they came. Whatever was measured is
+in FILE at once; the same command goes on.
+"""
+
+import argparse
+import http.client
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+from results_parts import provenance, store
+from serving_parts.servers import Server, ServerFailed, free_port
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CACHES = ("none", "lathe(ratio=8)")
+QUESTIONS = ("What is this text about?", "Who is named first?", "Which places are named?", "What happens at the end?",
+             "Which year is named?", "What is the mood of the text?", "Name one thing that is described.", "Who speaks?",
+             "Which numbers are named?", "Give the text a title.")
+TURNS = ("Tell me about a river.", "Where does it begin?", "Which animals live there?", "What do people build beside it?",
+         "Which colour has the water?")
+N_ANSWER = 32  # tokens
+
+
+class RequestFailed(Exception):
+    """Why a server gave no answer, in one line."""
+
+
+def ask(port, messages, max_tokens):
+    """Answers (text, seconds to the first of it, usage)."""
+    body = json.dumps({"model": "m", "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True,
+                       "stream_options": {"include_usage": True}})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=3600)
+    begin, first, text, usage = time.monotonic(), None, "", None
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise RequestFailed(f"{answer.status}: {answer.read().decode(errors='replace')[:300]}")
+    for line in answer:
+        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            continue
+        event = json.loads(line[6:])
+        usage = event.get("usage") or usage
+        content = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+        if content and first is None:
+            first = time.monotonic() - begin
+        text += content
+    connection.close()
+    if first is None or usage is None:
+        raise RequestFailed("an answer without text or usage")
+    return text, first, usage
+
+
+def document(port, n_tokens):
+    """The first characters of the sample that make about n_tokens."""
+    text = (ROOT / "share" / "sample.txt").read_text(encoding="utf-8")
+    sample = text[:4000]
+    _, _, usage = ask(port, [{"role": "user", "content": sample}], 1)
+    return text[:round(len(sample) * n_tokens / usage["prompt_tokens"])]
+
+
+def entry(seconds, usage):
+    return {"seconds": seconds, "prompt_tokens": usage["prompt_tokens"], "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
+
+
+def measure(port, options):
+    text = document(port, options.tokens)
+    questions, turns, messages = [], [], []
+    for i in range(options.questions):
+        content = f"{text}\n\n{QUESTIONS[i % len(QUESTIONS)]}"
+        questions.append(entry(*ask(port, [{"role": "user", "content": content}], N_ANSWER)[1:]))
+    for i in range(options.turns):
+        messages.append({"role": "user", "content": TURNS[i % len(TURNS)]})
+        said, seconds, usage = ask(port, messages, N_ANSWER)
+        messages.append({"role": "assistant", "content": said})
+        turns.append(entry(seconds, usage))
+    return {"questions": questions, "turns": turns}
+
+
+def run(options):
+    out = pathlib.Path(options.out)
+    settings = {"model": pathlib.Path(options.model).name, "tokens": options.tokens, "questions": options.questions, "turns": options.turns}
+    commit, is_dirty = provenance.commit_of(ROOT, options.commit, options.allow_dirty)
+    facts = provenance.run_facts(commit, is_dirty)
+    data = {"settings": settings, "cells": {}}
+    if out.exists():
+        data = json.loads(out.read_text(encoding="utf-8"))
+        if data.get("settings") != settings:
+            raise store.ResultsError(f"{out} has results of other settings ({data.get('settings')}); move it away or name another --out")
+    for kv in options.kv or CACHES:
+        for name, arguments in (("stored", ()), ("anew", ("--prefix-memory", "0"))):
+            cell = data["cells"].setdefault(kv, {})
+            if name in cell:
+                continue
+            port = free_port()
+            command = [options.kvlathe, "serve", "-m", options.model, "--kv", kv, "--port", str(port), *arguments]
+            print(f"{kv}, {name} ...", file=sys.stderr, flush=True)
+            with Server(command, port, out.with_suffix(".log"), options.patience):
+                cell[name] = {**measure(port, options), "run": facts}
+            store.write_whole(out, json.dumps(data, indent=1) + "\n")
+    print(table(data))
+
+
+def median(entries, key="seconds"):
+    return statistics.median(e[key] for e in entries)
+
+
+def table(data):
+    """Medians of all questions but the first, of which the store knows nothing, and of the turns from the fifth on."""
+    lines = ["| cache | question anew | stored | share | turn anew | stored | share | tokens of a question, and stored |",
+             "|---|---|---|---|---|---|---|---|"]
+    for kv, cell in data["cells"].items():
+        if not {"stored", "anew"} <= cell.keys():
+            continue
+        fields = []
+        for part, first in (("questions", 1), ("turns", 4)):
+            anew, stored = (median(cell[name][part][first:]) for name in ("anew", "stored"))
+            fields += [f"{anew:.3g} s", f"{stored:.3g} s", f"{stored / anew:.2f}"]
+        last = cell["stored"]["questions"][-1]
+        lines.append(f"| `{kv}` | {' | '.join(fields)} | {last['prompt_tokens']}, {last['cached_tokens']} |")
+    return "\n".join(lines)
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run")
+    runs.add_argument("model")
+    runs.add_argument("--out", default="build/prefixes.json")
+    runs.add_argument("--kv", action="append")
+    runs.add_argument("--tokens", type=int, default=4096)
+    runs.add_argument("--questions", type=int, default=10)
+    runs.add_argument("--turns", type=int, default=20)
+    runs.add_argument("--patience", type=float, default=3600, help="seconds until a server must be there")
+    runs.add_argument("--kvlathe", default=str(ROOT / "build" / "release" / "bin" / "kvlathe"))
+    runs.add_argument("--commit", help="that the program was built from")
+    runs.add_argument("--allow-dirty", action="store_true")
+    commands.add_parser("table").add_argument("file")
+    return parser.parse_args(arguments)
+
+
+def main(arguments):
+    options = parse(arguments)
+    try:
+        if options.command == "run":
+            run(options)
+        else:
+            print(table(json.loads(pathlib.Path(options.file).read_text(encoding="utf-8"))))
+    except (RequestFailed, ServerFailed, store.ResultsError, OSError) as error:
+        print(f"prefixes.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

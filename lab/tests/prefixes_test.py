@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""lab/prefixes.py with a server of a few lines that answers at once what it was asked before, unless --prefix-memory is 0."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "prefixes.py"
+SERVER = '''#!{python}
+import http.server, json, sys, time
+stores, seen = "--prefix-memory" not in sys.argv, []
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = "".join(m["content"] for m in body["messages"])
+        n_same = max((len(a) for b in seen if (a := b[:200]) == text[:200]), default=0) if stores else 0
+        seen.append(text)
+        time.sleep(0 if n_same else 0.2)
+        self.send_response(200)
+        self.end_headers()
+        usage = {{"prompt_tokens": len(text), "prompt_tokens_details": {{"cached_tokens": n_same}}}}
+        for event in ({{"choices": [{{"delta": {{"content": "Yes."}}}}]}}, {{"choices": [], "usage": usage}}):
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
+        self.wfile.write(b"data: [DONE]\\n\\n")
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+'''
+
+
+class PrefixesCase(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.server = self.folder / "kvlathe"
+        self.server.write_text(SERVER.format(python=sys.executable))
+        self.server.chmod(0o755)
+
+    def run_script(self, *arguments):
+        return subprocess.run([sys.executable, "-B", str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=120,
+                              check=False)
+
+    def run_all(self, *more):
+        return self.run_script("run", "m.gguf", "--out", self.folder / "out.json", "--kvlathe", self.server, "--kv", "none", "--commit", "abc",
+                               "--questions", 3, "--turns", 6, "--tokens", 500, *more)
+
+    def test_compares_the_store_with_reading_anew(self):
+        done = self.run_all()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        data = json.loads((self.folder / "out.json").read_text())
+        cell = data["cells"]["none"]
+        self.assertEqual(cell["stored"]["run"]["commit"], "abc")
+        for name, least in (("stored", 1), ("anew", 0)):
+            self.assertEqual([len(cell[name][part]) for part in ("questions", "turns")], [3, 6])
+            cached = [entry["cached_tokens"] for entry in cell[name]["questions"][1:]]
+            self.assertTrue(all((n > 0) == bool(least) for n in cached), cached)
+        self.assertLess(cell["stored"]["questions"][1]["seconds"], 0.15)
+        self.assertGreater(cell["anew"]["questions"][1]["seconds"], 0.15)
+        self.assertIn("| `none` | 0.2", done.stdout)
+
+    def test_goes_on_where_it_was(self):
+        self.run_all()
+        self.server.write_text("#!/bin/sh\nexit 1\n")
+        done = self.run_all()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("| `none` |", done.stdout)
+
+    def test_says_why_a_server_did_not_come_up(self):
+        self.server.write_text("#!/bin/sh\necho no such model >&2\nexit 1\n")
+        done = self.run_all()
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr.splitlines()[-1], "prefixes.py: no such model")
+
+    def test_refuses_results_of_other_settings(self):
+        self.run_all()
+        done = self.run_all("--turns", 7)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("has results of other settings", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
