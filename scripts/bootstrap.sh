@@ -7,8 +7,8 @@
 #                                        the same without XGrammar, where no package index can be reached: the
 #                                        server then refuses response_format and strict tools
 #   scripts/bootstrap.sh --with-trainer  libtorch too, for `kvlathe retrofit` (about 700 MB on disk)
-#   scripts/bootstrap.sh --with-browser  Chromium too, for the test of `kvlathe report` (about 400 MB);
-#                                        without it that part of the test is skipped
+#   scripts/bootstrap.sh --with-browser  Chromium too, for the tests of `kvlathe report` and of the server's page
+#                                        (about 400 MB); without it those parts are skipped
 #   scripts/bootstrap.sh --with-deploy   HAProxy and the checkers of deploy/ too, one of them from PyPI;
 #                                        without them those tests are skipped
 set -euo pipefail
@@ -32,7 +32,7 @@ for argument in "$@"; do
   case "$argument" in
     # The fast BLAS is for training in F32; BF16 runs on oneDNN.
     --with-trainer) packages+=(libtorch-dev libgloo-dev libopenblas0-pthread) ;;
-    --with-browser) packages+=(chromium) ;;
+    --with-browser) packages+=(chromium chromium-driver python3-selenium) ;;
     --with-deploy)
       packages+=(haproxy curl systemd dpkg-dev lintian python3-pip python3-venv)
       with_deploy=1

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "server/page/page.h"
 
 namespace kvlathe::server {
 
@@ -115,6 +116,7 @@ void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
     }
     return health_.Answer(std::move(reply));
   }
+  if (request.method == "GET" && request.path == "/") return reply->Send(PageResponse());
   if (!keys_.Allow(request)) {
     return Refuse(request, reply.get(),
                   api::ErrorResponse(401, "authentication_error", "invalid_api_key",
