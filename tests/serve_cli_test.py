@@ -137,6 +137,7 @@ class Serving(ServeCase):
             for _ in range(8):  # of several steps
                 response.readline()
             self.assertGreater(server.metric("kvlathe_kv_bytes_used"), 0)
+            self.assertGreater(server.metric("kvlathe_kv_bytes_uncompressed"), 0)
             response.close()
             connection.close()
             server.wait_for_metric("kvlathe_kv_bytes_used", 0)

@@ -410,7 +410,9 @@ void Engine::CancelAll() {
 }
 
 EngineLoad Engine::Load() const {
-  return {.n_running = n_running(), .n_waiting = n_waiting(), .pool = pool_->usage()};
+  EngineLoad load = {.n_running = n_running(), .n_waiting = n_waiting(), .pool = pool_->usage()};
+  for (const auto& s : running_) load.reference_bytes += ReferenceBytes(*s->layout, s->n_cached());
+  return load;
 }
 
 Session Engine::TakeSession(RequestId id) {

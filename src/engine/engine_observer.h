@@ -16,6 +16,8 @@ struct EngineLoad {
   int n_running = 0;  // that are admitted
   int n_waiting = 0;  // the length of the queue: submitted, or preempted, and not admitted
   PoolUsage pool;     // bytes in use, by kind of object, and their budget
+  // What the positions of those that run would take in 16-bit caches of their own (ReferenceBytes).
+  int64_t reference_bytes = 0;
 };
 
 // What one step computes.

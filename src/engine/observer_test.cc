@@ -91,6 +91,7 @@ class Recorder : public EngineObserver {
     EXPECT_EQ(work.step_idx + 1, n_steps);
     EXPECT_GT(seconds, 0);
     EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(load.reference_bytes > 0, load.n_running > 0);
     last_load = load;
   }
 

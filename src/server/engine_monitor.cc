@@ -33,6 +33,7 @@ void EngineMonitor::OnStepEnded(const StepWork& work, const EngineLoad& load, do
   step_clock_.End(!status.ok());
   metrics_->CountStep(work, seconds, !status.ok());
   metrics_->SetRequests(load.n_running, load.n_waiting);
+  metrics_->SetReferenceBytes(load.reference_bytes);
 }
 
 }  // namespace kvlathe::server

@@ -66,6 +66,9 @@ struct ServerMetrics::Series {
   Gauge& stored_bytes =
       AddGauge("kvlathe_kv_bytes_stored",
                "Bytes of KV memory that only stored prefixes hold; requests take them if need be.");
+  Gauge& reference_bytes =
+      AddGauge("kvlathe_kv_bytes_uncompressed",
+               "Bytes that the positions of running requests would take in 16-bit caches.");
   Gauge& reserved_bytes =
       AddGauge("kvlathe_kv_bytes_reserved", "Bytes of KV memory that the process holds.");
   Gauge& budget_bytes = AddGauge("kvlathe_kv_bytes_budget", "Bytes of KV memory that may be used.");
@@ -171,6 +174,10 @@ void ServerMetrics::SetUsage(const PoolUsage& usage) {
   series_->stored_bytes.Set(static_cast<double>(usage.kept_bytes));
   series_->usage.Set(static_cast<double>(usage.needed_bytes()) /
                      static_cast<double>(usage.budget_bytes));
+}
+
+void ServerMetrics::SetReferenceBytes(int64_t n_bytes) {
+  series_->reference_bytes.Set(static_cast<double>(n_bytes));
 }
 
 void ServerMetrics::SetRequests(int n_running, int n_waiting) {

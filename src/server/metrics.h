@@ -51,6 +51,7 @@ class ServerMetrics {
 
   void SetUsage(const PoolUsage& usage);
   void SetRequests(int n_running, int n_waiting);
+  void SetReferenceBytes(int64_t n_bytes);  // EngineLoad::reference_bytes
   void SetLoad(const QueueLoad& load);
   void SetConnections(int n_connections);
 
