@@ -175,7 +175,7 @@ class StoredPrefixes : public ::testing::TestWithParam<SequenceCase> {
                                    Traffic{350, 40, 1, 1}, Traffic{60, 160, 1.5, 0.5}}) {
       SCOPED_TRACE(::testing::Message()
                    << "prompts of " << traffic.most_prompt << ", room for " << traffic.budget);
-      const Sums sums = ExpectSameAnswers(20, traffic);
+      const Sums sums = ExpectSameAnswers(10, traffic);
       all.n_stored += sums.n_stored;
       all.n_preemptions += sums.n_preemptions;
     }
