@@ -1,5 +1,8 @@
 #include "tokenizer/text_tokenizer.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <charconv>
 
 #include "tokenizer/byte_alphabet.h"
@@ -22,6 +25,19 @@ std::string BytesOf(const DecoderSpec& decoder, std::string_view text) {
   return bytes;
 }
 
+// Whether every byte of a text is in some token, and a token of known text has it.
+bool CoversAllBytes(const TokenizerParts& parts, const BpeSpec& bpe) {
+  if (parts.pre_tokenizer.drops_text()) return false;
+  if (!parts.byte_level && !bpe.byte_fallback) return bpe.unk_id.has_value() && !bpe.fuse_unk;
+  for (int byte = 0; byte < 256; ++byte) {
+    const char c = static_cast<char>(byte);
+    const std::string text =
+        parts.byte_level ? BytesToAlphabet({&c, 1}) : fmt::format("<0x{:02X}>", byte);
+    if (!parts.vocabulary.Find(text)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::optional<char> ByteOfToken(std::string_view text) {
@@ -33,6 +49,7 @@ std::optional<char> ByteOfToken(std::string_view text) {
 }
 
 TextTokenizer::TextTokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
+  if (CoversAllBytes(parts_, parts_.bpe)) BoundTokenBytes();
   if (parts_.byte_level) {
     model_ = std::make_unique<ByteBpe>(std::move(parts_.bpe), &parts_.vocabulary);
   } else {
@@ -63,6 +80,31 @@ void TextTokenizer::IndexBytes() {
     bytes_of_id_[token.id] = token.content;
     is_special_[token.id] = token.special;
   }
+}
+
+void TextTokenizer::BoundTokenBytes() {
+  size_t longest = 4;  // an unknown character
+  for (int id = 0; id < parts_.vocabulary.size(); ++id) {
+    const std::string_view text = parts_.vocabulary.TextOf(id);
+    const std::optional<std::string> bytes =
+        parts_.byte_level ? AlphabetToBytes(text) : std::nullopt;
+    longest = std::max(longest, bytes ? bytes->size() : text.size());
+  }
+  for (const AddedToken& token : parts_.added_tokens) {
+    longest = std::max(longest, token.content.size());
+    if (token.normalized) {
+      longest = std::max(longest, parts_.normalizer.Apply(token.content).size());
+    }
+    strips_spaces_ |= token.lstrip || token.rstrip;
+  }
+  max_token_bytes_ = static_cast<int64_t>(longest);
+}
+
+int64_t TextTokenizer::MinTokens(std::string_view text) const {
+  if (max_token_bytes_ == 0) return 0;
+  int64_t n_bytes = parts_.normalizer.MinBytes(text);
+  if (strips_spaces_) n_bytes -= CountSpaceBytes(text);
+  return std::max<int64_t>(n_bytes, 0) / max_token_bytes_;
 }
 
 std::vector<int32_t> TextTokenizer::TokenizeMarked(std::string_view text, bool add_bos,

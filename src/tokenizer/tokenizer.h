@@ -52,6 +52,10 @@ class Tokenizer {
   // The text of a whole sequence (the leading space that SentencePiece adds is removed).
   virtual std::string Detokenize(std::span<const int32_t> ids, bool keep_special = false) const = 0;
 
+  // At least how many tokens `text` has, without tokenising it: by its bytes, and by the longest
+  // token of the vocabulary. 0 where nothing is known, as where unknown characters vanish.
+  virtual int64_t MinTokens(std::string_view text) const = 0;
+
   virtual int vocab_size() const = 0;
   virtual std::optional<int32_t> bos_id() const = 0;
   virtual std::optional<int32_t> eos_id() const = 0;

@@ -110,6 +110,12 @@ std::vector<int32_t> TokenizeFurther(const Tokenizer& tokenizer, std::string_vie
 
 StatusOr<Request> MakeRequest(const RunVerbOptions& options, const Workspace& workspace,
                               const Session& session, const std::string& prompt) {
+  const int64_t n_least = workspace.tokenizer().MinTokens(prompt);
+  if (n_least > workspace.context_tokens()) {  // found without tokenising it
+    return Error(StatusCode::kInvalidArgument,
+                 "a prompt of {} bytes has at least {} tokens, but the context is {}; shorten it",
+                 prompt.size(), n_least, workspace.context_tokens());
+  }
   Request request;
   if (options.load_session.empty()) {
     request.prompt = workspace.tokenizer().Tokenize(prompt, /*add_bos=*/true);

@@ -294,10 +294,8 @@ StatusOr<ChatTask> ReadChatTask(const ServiceState& state, const Json& json) {
   return task;
 }
 
-StatusOr<TokenizedChat> TokenizeChat(const ServiceState& state, const ChatTask& task,
-                                     std::string_view messages_param,
-                                     std::string_view format_param) {
-  TokenizedChat chat;
+StatusOr<ChatPrompt> RenderChat(const ServiceState& state, const ChatTask& task,
+                                std::string_view messages_param, std::string_view format_param) {
   StatusOr<ChatPrompt> prompt = state.tool_support().Render(task);
   // To repeat a request that a template takes too long for would not help.
   if (prompt.status().code() == StatusCode::kResourceExhausted) {
@@ -312,11 +310,23 @@ StatusOr<TokenizedChat> TokenizeChat(const ServiceState& state, const ChatTask& 
     if (message.starts_with("response_format")) return WithParam(prompt.status(), format_param);
     return WithParam(prompt.status(), messages_param);
   }
-  chat.prompt = *std::move(prompt);
-  const MarkedText& text = chat.prompt.text;
+  return prompt;
+}
+
+std::vector<int32_t> TokensOf(const ServiceState& state, const ChatPrompt& prompt) {
+  const MarkedText& text = prompt.text;
   std::span<const TextRange> plain = text.inputs;
   if (state.context().reads_control_tokens) plain = {};
-  chat.tokens = state.tokenizer().TokenizeMarked(text.text, state.context().chat_adds_bos, plain);
+  return state.tokenizer().TokenizeMarked(text.text, state.context().chat_adds_bos, plain);
+}
+
+StatusOr<TokenizedChat> TokenizeChat(const ServiceState& state, const ChatTask& task,
+                                     std::string_view messages_param,
+                                     std::string_view format_param) {
+  TokenizedChat chat;
+  KVL_ASSIGN_OR_RETURN(chat.prompt, RenderChat(state, task, messages_param, format_param));
+  KVL_RETURN_IF_ERROR(state.CheckText(chat.prompt.text.text, messages_param));
+  chat.tokens = TokensOf(state, chat.prompt);
   return chat;
 }
 

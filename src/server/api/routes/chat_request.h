@@ -31,8 +31,13 @@ Status SetToolChoice(const Json* choice, std::optional<std::string> named, ChatT
 StatusOr<ResponseFormat> ReadFormat(const Json& format, const std::string& path,
                                     bool schema_is_nested);
 
-// The prompt of a task as token ids, and what goes with it. Errors name the field that the template
-// or the grammar does not support.
+// The prompt of a task as text, and what goes with it. Errors name the field that the template or
+// the grammar does not support.
+StatusOr<ChatPrompt> RenderChat(const ServiceState& state, const ChatTask& task,
+                                std::string_view messages_param = "messages",
+                                std::string_view format_param = "response_format");
+std::vector<int32_t> TokensOf(const ServiceState& state, const ChatPrompt& prompt);
+// Both, for an answer: kInvalidArgument also for a text that cannot fit the context.
 struct TokenizedChat {
   ChatPrompt prompt;
   std::vector<int32_t> tokens;

@@ -46,8 +46,8 @@ StatusOr<Json> TokenizePrompt(const ServiceState& state, const Json& json, Reque
     ids = state.tokenizer().Tokenize(*prompt, adds_special);
   } else if (fields->Has("messages")) {
     KVL_ASSIGN_OR_RETURN(const ChatTask task, ReadChatTask(state, json));
-    KVL_ASSIGN_OR_RETURN(TokenizedChat chat, TokenizeChat(state, task));
-    ids = std::move(chat.tokens);
+    KVL_ASSIGN_OR_RETURN(const ChatPrompt chat, RenderChat(state, task));
+    ids = TokensOf(state, chat);
   } else {
     return FieldError("prompt", "give prompt, messages or content");
   }
@@ -111,8 +111,8 @@ void HandleApplyTemplate(const ServiceState& state, const ExchangePtr& exchange)
     RequestFields fields(json);
     KVL_RETURN_IF_ERROR(CheckModel(state, &fields));
     KVL_ASSIGN_OR_RETURN(const ChatTask task, ReadChatTask(state, json));
-    KVL_ASSIGN_OR_RETURN(TokenizedChat chat, TokenizeChat(state, task));
-    return Json{{"prompt", std::move(chat.prompt.text.text)}};
+    KVL_ASSIGN_OR_RETURN(ChatPrompt chat, RenderChat(state, task));
+    return Json{{"prompt", std::move(chat.text.text)}};
   };
   Answer(exchange, apply());
 }
