@@ -129,6 +129,26 @@ class Serving(ServeCase):
                 status, answer, _ = server.ask("GET", "/v1/models", headers=headers)
                 self.assertEqual((status, answer["data"][0]["id"]), (200, MODEL.name))
 
+    def test_pages_of_other_origins_do_not_reach_a_server_on_loopback(self):
+        body = json.dumps({"prompt": PROMPT, "max_tokens": 1})
+        ours = {"Origin": "https://chat.example"}
+        with self.serve("--cors-origin", ours["Origin"]) as server:
+            for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+                headers["Content-Type"] = "text/plain"
+                status, answer, _ = server.ask("POST", "/v1/completions", body, headers)
+                self.assertEqual((status, answer["error"]["code"]), (403, "origin_not_allowed"), headers)
+                self.assertEqual(server.ask("GET", "/metrics", headers=headers)[0], 403)
+            for host in ("localhost", f"localhost:{server.port}", "127.0.0.1:1", "[::1]"):
+                status, _, headers = server.ask("POST", "/v1/completions", body, {"Host": host})
+                self.assertEqual(status, 200, host)
+                self.assertNotIn("Access-Control-Allow-Origin", headers)
+            status, _, headers = server.ask("OPTIONS", "/v1/completions", headers=dict(
+                ours, **{"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}))
+            self.assertEqual((status, headers["Access-Control-Allow-Headers"]), (204, "content-type"))
+            for more in ({}, {"stream": True}):
+                status, _, headers = server.ask("POST", "/v1/completions", json.dumps(dict(json.loads(body), **more)), ours)
+                self.assertEqual((status, headers["Access-Control-Allow-Origin"]), (200, ours["Origin"]))
+
     def test_a_gone_client_frees_its_blocks(self):
         with self.serve() as server:
             connection = server.connect()

@@ -148,6 +148,12 @@ void AddServerOptions(CLI::App* verb, ServeOptions* options) {
                    "key that requests must carry; repeats (default: none is needed)")
       ->envname("KVLATHE_API_KEY");
   verb->add_option("--api-key-file", options->api_key_file, "file with a key a line");
+  verb->add_option("--allow-host", server->origins.allowed_hosts,
+                   "name that requests may come to, beside localhost, where the server listens on "
+                   "a loopback address without keys; repeats, '*': any");
+  verb->add_option("--cors-origin", server->origins.cors_origins,
+                   "pages of this origin may use the server, e.g. https://chat.example; repeats, "
+                   "'*': all");
   verb->add_option("--max-streams", server->http.max_connections, "open connections, at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "server/http/http_exchange.h"
@@ -54,6 +55,9 @@ struct HttpServerOptions {
   // How long bytes may wait without the client taking a single one; it is dropped after one to two
   // of these.
   std::chrono::milliseconds write_timeout{30'000};
+
+  // Pages of these origins may read answers: "https://chat.example"; "*": all.
+  std::vector<std::string> cors_origins;
 
   // Called on a thread of the server after each refusal; must not block. May be empty.
   std::function<void(const Refusal&)> on_refusal;
