@@ -267,21 +267,20 @@ StatusOr<ResponseFormat> ReadFormat(const Json& format, const std::string& path,
   return result;
 }
 
-StatusOr<ChatTask> ReadChatTask(const ServiceState& state, const Json& json) {
-  RequestFields fields(json);
+StatusOr<ChatTask> ReadChatTask(const ServiceState& state, RequestFields* fields) {
   ChatTask task;
-  KVL_RETURN_IF_ERROR(ReadMessages(state, &fields, &task));
-  KVL_RETURN_IF_ERROR(ReadTools(state, &fields, &task));
-  KVL_RETURN_IF_ERROR(ReadChatToolChoice(&fields, &task));
-  task.parallel_tool_calls = fields.Bool("parallel_tool_calls").value_or(true);
-  if (const Json* const arguments = fields.Object("chat_template_kwargs")) {
+  KVL_RETURN_IF_ERROR(ReadMessages(state, fields, &task));
+  KVL_RETURN_IF_ERROR(ReadTools(state, fields, &task));
+  KVL_RETURN_IF_ERROR(ReadChatToolChoice(fields, &task));
+  task.parallel_tool_calls = fields->Bool("parallel_tool_calls").value_or(true);
+  if (const Json* const arguments = fields->Object("chat_template_kwargs")) {
     task.template_arguments = *arguments;
   }
-  if (const Json* const documents = fields.Array("documents")) task.documents = *documents;
-  task.opens_answer = fields.Bool("add_generation_prompt").value_or(true);
-  task.continues_last = fields.Bool("continue_final_message").value_or(false);
-  const Json* const format = fields.Object("response_format");
-  KVL_RETURN_IF_ERROR(fields.status());
+  if (const Json* const documents = fields->Array("documents")) task.documents = *documents;
+  task.opens_answer = fields->Bool("add_generation_prompt").value_or(true);
+  task.continues_last = fields->Bool("continue_final_message").value_or(false);
+  const Json* const format = fields->Object("response_format");
+  KVL_RETURN_IF_ERROR(fields->status());
   constexpr std::array<std::string_view, 4> kOwn = {"messages", "tools", "documents",
                                                     "add_generation_prompt"};
   for (const std::string_view own : kOwn) {

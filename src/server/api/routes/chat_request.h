@@ -9,7 +9,7 @@ namespace kvlathe::api {
 // Reads what /v1/chat/completions (and /tokenize, /apply-template) has of a conversation: messages,
 // tools, tool_choice, parallel_tool_calls, response_format, documents, add_generation_prompt,
 // continue_final_message and chat_template_kwargs.
-StatusOr<ChatTask> ReadChatTask(const ServiceState& state, const Json& json);
+StatusOr<ChatTask> ReadChatTask(const ServiceState& state, RequestFields* fields);
 
 // A text, or a list of parts {"type": one of `types`, "text"}, which are put together. Null: "".
 // kInvalidArgument for everything else, kUnimplemented for parts of other types, by name.

@@ -110,8 +110,8 @@ Status CheckPrompts(const ServiceState& state, const CompletionRequest& request)
   }
   for (const CompletionPrompt& prompt : request.prompts) {
     if (prompt.tokens.empty()) return FieldError("prompt", "a prompt has no tokens");
-    // Without max_tokens the answer gets what is left; one token is always computed.
-    const int64_t n_answer = std::max<int64_t>(request.max_tokens.value_or(1), 1);
+    // Without max_tokens the answer gets what is left.
+    const int64_t n_answer = request.max_tokens.value_or(1);
     KVL_RETURN_IF_ERROR(state.CheckLength(std::ssize(prompt.tokens), n_answer, "prompt"));
   }
   return OkStatus();
@@ -140,6 +140,7 @@ StatusOr<CompletionRequest> ReadCompletionRequest(const ServiceState& state, con
   KVL_RETURN_IF_ERROR(fields.status());
   KVL_ASSIGN_OR_RETURN(request.prompts, ReadPrompts(state, fields.Find("prompt"), adds_special));
   KVL_RETURN_IF_ERROR(CheckPrompts(state, request));
+  request.options.unknown_fields = fields.Unasked();
   return request;
 }
 
