@@ -181,6 +181,9 @@ class Serving(ServeCase):
             statuses = sorted(status for status, _, _ in answers)
             self.assertEqual(set(statuses), {200, 429})
             self.assertGreaterEqual(statuses.count(200), 3)
+            ended = {key: value for key, value in server.metrics().items() if key.startswith("vllm:request_success_total")}
+            self.assertEqual(sum(ended.values()), statuses.count(200))
+            self.assertFalse([key for key in ended if 'finished_reason=""' in key])
             for status, answer, headers in answers:
                 if status == 429:
                     self.assertGreaterEqual(int(headers["Retry-After"]), 1)
@@ -188,14 +191,16 @@ class Serving(ServeCase):
 
     def test_the_log_has_requests_and_no_text(self):
         with self.serve() as server:
-            server.ask("POST", "/v1/completions", json.dumps({"prompt": "Xanadu", "max_tokens": 3}),
+            server.ask("POST", "/v1/completions", json.dumps({"prompt": "Xanadu", "max_tokens": 3, "temprature": 0}),
                        {"X-Request-Id": "my-request-7"})
             server.post("/v1/completions", {"prompt": "Xanadu", "max_tokens": -3})
             self.assertEqual(server.end(), 0)
-            requests = [event for event in server.log if event["event"] == "request"]
+            requests = [event for event in server.whole_log() if event["event"] == "request"]
             self.assertEqual([event["status"] for event in requests], [200, 400])
             self.assertEqual(requests[0]["request_id"], "my-request-7")
             self.assertEqual(requests[0]["output_tokens"], 3)
+            self.assertEqual(requests[0]["unknown_fields"], ["temprature"])
+            self.assertNotIn("unknown_fields", requests[1])
             self.assertNotIn("Xanadu", json.dumps(server.log))
 
 
@@ -227,6 +232,8 @@ class Ending(ServeCase):
             last = list(events)[-1]
             self.assertIn("message", last["error"])
             self.assertEqual(server.process.wait(30), 0)
+            ended, = [event for event in server.whole_log() if event["event"] == "request"]
+            self.assertGreater(ended["output_tokens"], 0)
 
 
 class Refusals(ServeCase):
@@ -237,12 +244,15 @@ class Refusals(ServeCase):
                                 ([], "-m MODEL"),
                                 (["-m", MODEL, "--api-key", "a b"], "--api-key"),
                                 (["-m", MODEL, "--prefix-memory", "much"], "--prefix-memory"),
-                                (["-m", MODEL, "--host", "host.invalid"], "host.invalid")):
+                                (["-m", "./nowhere", "--host", "host.invalid"], "host.invalid")):
             self.assert_refused(2, word, "serve", *arguments)
 
     def test_a_port_in_use(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.assert_refused(1, "in use", "serve", "-m", MODEL, "--port", taken.getsockname()[1])
+            port = taken.getsockname()[1]
+            for option in ("--port", "--agent-port"):
+                # Before the model is opened, which takes long: this one is not there.
+                self.assert_refused(1, "in use", "serve", "-m", self.folder / "nowhere", option, port)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,12 @@ Status Serve(ServeOptions options) {
                        ReadPrefixMemory(options.prefix_memory));
   options.server.version = KVLATHE_VERSION;
   options.server.log = LogToStandardError;
+  // Before the model is loaded, which takes long.
+  const http::HttpServerOptions& http = options.server.http;
+  KVL_RETURN_IF_ERROR(http::HttpServer::CheckAddress(http.host, http.port));
+  if (const auto port = options.server.agent_port) {
+    KVL_RETURN_IF_ERROR(http::HttpServer::CheckAddress(http.host, *port));
+  }
   KVL_ASSIGN_OR_RETURN(const ServingOptions serving, ServingOptionsOf(options));
   KVL_ASSIGN_OR_RETURN(auto opened, OpenServingModel(serving));
   server::OpenedModel model(std::move(opened));

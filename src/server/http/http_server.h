@@ -73,6 +73,9 @@ class HttpServer {
   // answer is answered 500.
   using Handler = std::function<void(Request, std::shared_ptr<Reply>)>;
 
+  // Whether Start could listen at the address now: for whoever has much to do before it. Errors as
+  // of Start.
+  static Status CheckAddress(const std::string& host, int port);
   // kInvalidArgument: options outside their ranges, or a host that is not known; kInternal: the
   // address cannot be listened on (it is in use, for instance).
   static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpServerOptions& options,
