@@ -3,6 +3,7 @@
 // tiktoken) use it too.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -68,7 +69,8 @@ class TextTokenizer : public Tokenizer {
   std::vector<bool> is_special_;
   // Of the normalised text, that one token covers at most; 0: there is no such bound.
   int64_t max_token_bytes_ = 0;
-  bool strips_spaces_ = false;  // an added token swallows white space beside it
+  std::array<bool, 256> may_vanish_{};  // bytes that no token has
+  bool strips_spaces_ = false;          // an added token swallows white space beside it
   mutable ScratchPool scratches_;
 };
 

@@ -93,6 +93,18 @@ TEST_F(TokenizerTest, MinTokensIsABoundOfEveryForm) {
   ExpectMinTokensIsABound(*Load());
 }
 
+// As SmolLM2's vocabulary, which lacks bytes that UTF-8 never has.
+TEST_F(TokenizerTest, MinTokensCountsNoBytesThatHaveNoToken) {
+  json file = ByteLevelSample();
+  const char byte = '\xFF';
+  file["model"]["vocab"].erase(BytesToAlphabet({&byte, 1}));
+  Write("tokenizer.json", file);
+  ExpectMinTokensIsABound(*Load());
+  const std::string lost(10'000, byte);
+  EXPECT_EQ(Load()->MinTokens(lost), 0);
+  EXPECT_TRUE(Load()->Tokenize(lost, false).empty());
+}
+
 TEST_F(TokenizerTest, MinTokensIsABoundOfSentencePiece) {
   WriteText("tokenizer.model", SentencePieceSample());
   ExpectMinTokensIsABound(*Load());
