@@ -847,7 +847,7 @@ class CommandLine(cli_support.CommandLineCase):
         self.assertEqual(done.returncode, 0)
         self.assertNotIn(b"> ", done.stdout)  # asked for on a terminal only
         self.assertRegex(done.stderr.decode(), r"2 answers, \d+ tokens generated, .* tokens/s; .* KV \d+ bytes")
-        self.assertIn("% of the 16-bit cache (blocks are filled by 64 tokens)", done.stderr.decode())
+        self.assertIn("share of the 16-bit cache (blocks are filled by 64 tokens)", done.stderr.decode())
 
     def test_interrupt_stops_the_answer_only(self):
         # Without the end of sequence, so that the answer is still going on.

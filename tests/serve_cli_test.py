@@ -129,6 +129,26 @@ class Serving(ServeCase):
                 status, answer, _ = server.ask("GET", "/v1/models", headers=headers)
                 self.assertEqual((status, answer["data"][0]["id"]), (200, MODEL.name))
 
+    def test_pages_of_other_origins_do_not_reach_a_server_on_loopback(self):
+        body = json.dumps({"prompt": PROMPT, "max_tokens": 1})
+        ours = {"Origin": "https://chat.example"}
+        with self.serve("--cors-origin", ours["Origin"]) as server:
+            for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+                headers["Content-Type"] = "text/plain"
+                status, answer, _ = server.ask("POST", "/v1/completions", body, headers)
+                self.assertEqual((status, answer["error"]["code"]), (403, "origin_not_allowed"), headers)
+                self.assertEqual(server.ask("GET", "/metrics", headers=headers)[0], 403)
+            for host in ("localhost", f"localhost:{server.port}", "127.0.0.1:1", "[::1]"):
+                status, _, headers = server.ask("POST", "/v1/completions", body, {"Host": host})
+                self.assertEqual(status, 200, host)
+                self.assertNotIn("Access-Control-Allow-Origin", headers)
+            status, _, headers = server.ask("OPTIONS", "/v1/completions", headers=dict(
+                ours, **{"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}))
+            self.assertEqual((status, headers["Access-Control-Allow-Headers"]), (204, "content-type"))
+            for more in ({}, {"stream": True}):
+                status, _, headers = server.ask("POST", "/v1/completions", json.dumps(dict(json.loads(body), **more)), ours)
+                self.assertEqual((status, headers["Access-Control-Allow-Origin"]), (200, ours["Origin"]))
+
     def test_a_gone_client_frees_its_blocks(self):
         with self.serve() as server:
             connection = server.connect()
@@ -162,6 +182,9 @@ class Serving(ServeCase):
             statuses = sorted(status for status, _, _ in answers)
             self.assertEqual(set(statuses), {200, 429})
             self.assertGreaterEqual(statuses.count(200), 3)
+            ended = {key: value for key, value in server.metrics().items() if key.startswith("vllm:request_success_total")}
+            self.assertEqual(sum(ended.values()), statuses.count(200))
+            self.assertFalse([key for key in ended if 'finished_reason=""' in key])
             for status, answer, headers in answers:
                 if status == 429:
                     self.assertGreaterEqual(int(headers["Retry-After"]), 1)
@@ -169,14 +192,16 @@ class Serving(ServeCase):
 
     def test_the_log_has_requests_and_no_text(self):
         with self.serve() as server:
-            server.ask("POST", "/v1/completions", json.dumps({"prompt": "Xanadu", "max_tokens": 3}),
+            server.ask("POST", "/v1/completions", json.dumps({"prompt": "Xanadu", "max_tokens": 3, "temprature": 0}),
                        {"X-Request-Id": "my-request-7"})
             server.post("/v1/completions", {"prompt": "Xanadu", "max_tokens": -3})
             self.assertEqual(server.end(), 0)
-            requests = [event for event in server.log if event["event"] == "request"]
+            requests = [event for event in server.whole_log() if event["event"] == "request"]
             self.assertEqual([event["status"] for event in requests], [200, 400])
             self.assertEqual(requests[0]["request_id"], "my-request-7")
             self.assertEqual(requests[0]["output_tokens"], 3)
+            self.assertEqual(requests[0]["unknown_fields"], ["temprature"])
+            self.assertNotIn("unknown_fields", requests[1])
             self.assertNotIn("Xanadu", json.dumps(server.log))
 
 
@@ -208,6 +233,8 @@ class Ending(ServeCase):
             last = list(events)[-1]
             self.assertIn("message", last["error"])
             self.assertEqual(server.process.wait(30), 0)
+            ended, = [event for event in server.whole_log() if event["event"] == "request"]
+            self.assertGreater(ended["output_tokens"], 0)
 
 
 class Refusals(ServeCase):
@@ -218,12 +245,15 @@ class Refusals(ServeCase):
                                 ([], "-m MODEL"),
                                 (["-m", MODEL, "--api-key", "a b"], "--api-key"),
                                 (["-m", MODEL, "--prefix-memory", "much"], "--prefix-memory"),
-                                (["-m", MODEL, "--host", "host.invalid"], "host.invalid")):
+                                (["-m", "./nowhere", "--host", "host.invalid"], "host.invalid")):
             self.assert_refused(2, word, "serve", *arguments)
 
     def test_a_port_in_use(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.assert_refused(1, "in use", "serve", "-m", MODEL, "--port", taken.getsockname()[1])
+            port = taken.getsockname()[1]
+            for option in ("--port", "--agent-port"):
+                # Before the model is opened, which takes long: this one is not there.
+                self.assert_refused(1, "in use", "serve", "-m", self.folder / "nowhere", option, port)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,12 @@ class Server:
                 raise AssertionError(f"{name} is {value}, not {wanted}")
             time.sleep(0.02)
 
+    def whole_log(self, timeout=60):
+        """All that it wrote, once it has ended."""
+        self.process.wait(timeout)
+        self._reader.join()
+        return self.log
+
     def end(self, signal_number=signal.SIGTERM, timeout=60):
         """The exit status."""
         self.process.send_signal(signal_number)

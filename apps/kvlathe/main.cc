@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <csignal>
 
 #include "kvlathe/options.h"
 #include "kvlathe/suggestions.h"
@@ -152,6 +153,7 @@ int Main(int argc, char** argv) {
 }  // namespace kvlathe
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write that fails
   try {
     return kvlathe::Main(argc, argv);
   } catch (const std::bad_alloc&) {

@@ -62,7 +62,8 @@ Status CheckRequest(const Request& request, const Session& session,
                    c.vocab_size);
     }
   }
-  if (n_given + request.max_tokens > c.max_seq_len) {
+  // The last token is generated and never read, so that a prompt may fill the context.
+  if (n_given + request.max_tokens - 1 > c.max_seq_len) {
     return Error(
         StatusCode::kInvalidArgument,
         "the prompt has {} tokens and {} more were asked for, but the model's context is {}; "

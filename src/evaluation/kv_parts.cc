@@ -36,7 +36,13 @@ std::string PartsText(const KvBytes& bytes) {
   return text;
 }
 
-std::string ShareOfReferenceText(double fraction) {
+std::string ShareOfReferenceText(double fraction, int64_t n_tokens) {
+  constexpr int64_t kTellingBlocks = 4;  // of fewer, one that is not full is much
+  if (fraction > 1 && n_tokens < kTellingBlocks * kBlockSize) {
+    return fmt::format(
+        "too short to tell its share of the 16-bit cache (blocks are filled by {} tokens)",
+        kBlockSize);
+  }
   const std::string share = fmt::format("{:.2f}% of the 16-bit cache", 100 * fraction);
   if (fraction <= 1) return share;
   return fmt::format("{} (blocks are filled by {} tokens)", share, kBlockSize);

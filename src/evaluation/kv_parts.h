@@ -16,6 +16,6 @@ nlohmann::ordered_json ReencodingJson(const Reencoding& reencoding);
 std::string PartsText(const KvBytes& bytes);
 // "12.50% of the 16-bit cache" for 0.125. A share above 1, which a short text has because its last
 // block is counted whole, comes with the reason.
-std::string ShareOfReferenceText(double fraction);
+std::string ShareOfReferenceText(double fraction, int64_t n_tokens);
 
 }  // namespace kvlathe

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "io/files.h"
 #include "model/families/config_families.h"
@@ -10,6 +11,11 @@
 
 namespace kvlathe {
 namespace {
+
+bool IsThere(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
 
 using nlohmann::json;
 
@@ -87,6 +93,13 @@ StatusOr<ModelConfig> ParseModelConfig(const json& config, const std::string& wh
 
 StatusOr<ModelConfig> LoadModelConfig(const std::string& model) {
   if (!DirectoryExists(model)) {
+    if (!FileExists(model) && IsThere(model)) {
+      return Error(
+          StatusCode::kInvalidArgument,
+          "{}: neither a regular file nor a directory; give a Hugging Face model directory "
+          "or a .gguf file",
+          model);
+    }
     if (!FileExists(model)) {
       return Error(StatusCode::kNotFound,
                    "{}: no such file or directory; give a Hugging Face model directory or a .gguf "

@@ -36,6 +36,7 @@ double FractionAtContext(const CacheLayout& layout, int64_t n_context) {
 RankRequest RequestOf(const Spec& spec, std::optional<double> rate) {
   const RankOptions& options = *RanksOf(*spec.basis());
   RankRequest request;
+  request.is_quantized = spec.quantizer() != nullptr;
   request.has_classes = FactsOf(spec.sealing()).has_classes;
   if (const auto* const lathe = spec.basis_as<LatheOptions>(); lathe != nullptr) {
     request.unit = lathe->unit;

@@ -47,6 +47,7 @@ void RequestLog::LogEnded(const api::RequestEnded& ended) const {
         {"ttft_ms", Milliseconds(ended.first_token_seconds)},
     });
   }
+  if (!ended.unknown_fields.empty()) fields["unknown_fields"] = ended.unknown_fields;
   if (!ended.error_message.empty()) {
     fields["error"] = ended.error_message;
     if (!ended.error_code.empty()) fields["code"] = ended.error_code;

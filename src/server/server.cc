@@ -58,6 +58,7 @@ StatusOr<std::unique_ptr<Server>> Server::Start(ServedModel served, ServerOption
                               {"status", refusal.status},
                               {"why", refusal.message}});
   };
+  server->options_.http.cors_origins = server->options_.origins.cors_origins;
   server->engine_.Start();
   KVL_ASSIGN_OR_RETURN(server->http_, http::HttpServer::Start(server->options_.http, handle));
   if (server->options_.agent_port.has_value()) {
@@ -75,6 +76,7 @@ Server::Server(ServedModel served, ServerOptions options)
       model_name_(served.api.model_names.front()),
       log_(options_.log),
       keys_(options_.api_keys),
+      origins_(options_.origins, options_.http.host, !options_.api_keys.empty()),
       metrics_(model_name_, served.pool->usage().budget_bytes,
                PositionsOf(*served.pool, *served.levels.front())),
       monitor_(&metrics_),
@@ -116,6 +118,11 @@ void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
     }
     return health_.Answer(std::move(reply));
   }
+  if (const auto why = origins_.WhyRefused(request)) {
+    return Refuse(request, reply.get(),
+                  api::ErrorResponse(403, "permission_error", "origin_not_allowed", *why), *why);
+  }
+  if (auto answer = origins_.AnswerPreflight(request)) return reply->Send(*std::move(answer));
   if (request.method == "GET" && request.path == "/") return reply->Send(PageResponse());
   if (!keys_.Allow(request)) {
     return Refuse(request, reply.get(),

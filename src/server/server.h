@@ -17,6 +17,7 @@
 #include "server/http/http_server.h"
 #include "server/load_tracker.h"
 #include "server/metrics.h"
+#include "server/origin_rules.h"
 #include "server/request_log.h"
 #include "server/serving_engine.h"
 
@@ -28,7 +29,8 @@ struct ServerOptions {
   std::optional<int> agent_port;
   // Tokens that wait at which the agent says 1%.
   int64_t agent_full_tokens = 65536;
-  std::vector<std::string> api_keys;     // none: everybody may
+  std::vector<std::string> api_keys;  // none: everybody may
+  OriginOptions origins;
   double drain_delay_seconds = 0;        // between the end of /health and the first refusal
   double shutdown_timeout_seconds = 30;  // that requests under way have to end
   bool logs_bodies = false;
@@ -83,6 +85,7 @@ class Server : public api::ApiObserver {
   std::vector<std::string> level_names_;
   RequestLog log_;
   ApiKeys keys_;
+  OriginRules origins_;
   ServerMetrics metrics_;
   EngineMonitor monitor_;
   LoadTracker load_;

@@ -67,6 +67,11 @@ void AddedTokenMatcher::Add(const AddedToken& token, std::string_view pattern) {
   tokens_.push_back(token);
 }
 
+bool AddedTokenMatcher::swallows_spaces() const {
+  return std::ranges::any_of(tokens_,
+                             [](const AddedToken& token) { return token.lstrip || token.rstrip; });
+}
+
 std::optional<AddedTokenMatcher::Found> AddedTokenMatcher::LongestAt(std::string_view text,
                                                                      size_t begin) const {
   std::optional<Found> longest;
@@ -78,6 +83,16 @@ std::optional<AddedTokenMatcher::Found> AddedTokenMatcher::LongestAt(std::string
     if (token_at_node_[node] != kNone) longest = Found{token_at_node_[node], pos + 1};
   }
   return longest;
+}
+
+int64_t CountSpaceBytes(std::string_view text) {
+  int64_t n_bytes = 0;
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Char c = ReadAsciiOrUtf8(text, pos);
+    if (IsWhole(c) && IsUnicodeSpace(c.code)) n_bytes += c.n_bytes;
+    pos += c.n_bytes;
+  }
+  return n_bytes;
 }
 
 std::vector<TextRange> RangesWithin(std::span<const TextRange> ranges, size_t begin, size_t end) {

@@ -30,6 +30,9 @@ struct AddedToken {
 // The ranges that have bytes of [begin, end) of a text, as ranges of that part.
 std::vector<TextRange> RangesWithin(std::span<const TextRange> ranges, size_t begin, size_t end);
 
+// How many bytes of `text` are white space, which tokens with lstrip or rstrip swallow.
+int64_t CountSpaceBytes(std::string_view text);
+
 class AddedTokenMatcher {
  public:
   // A stretch of text between tokens (no id), or one token.
@@ -41,6 +44,8 @@ class AddedTokenMatcher {
   // Leftmost-longest matches without overlap, in order, with the text between them. Special tokens
   // that have bytes of `plain` (ascending, without overlap) are no matches.
   void Split(std::string_view text, std::span<const TextRange> plain, Sink sink) const;
+  // Whether a token takes the white space beside it along.
+  bool swallows_spaces() const;
 
  private:
   struct Found {

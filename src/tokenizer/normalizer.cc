@@ -2,6 +2,7 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "tokenizer/utf8.h"
@@ -72,6 +73,19 @@ std::string ToForm(UnicodeForm form, std::string_view text) {
   return out;
 }
 
+// How many of the text's bytes are left of it in a Unicode form, at least: all ASCII characters
+// that no mark follows, and of other bytes one in twelve. A character of up to 4 bytes has a
+// decomposition of 1 byte or more, and a composition is at least a third of that.
+int64_t MinBytesInForm(std::string_view text) {
+  constexpr int64_t kMaxShrinkage = 12;
+  int64_t n_kept = 0, n_others = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool is_kept = IsAscii(text[i]) && (i + 1 == text.size() || IsAscii(text[i + 1]));
+    ++(is_kept ? n_kept : n_others);
+  }
+  return n_kept + n_others / kMaxShrinkage;
+}
+
 }  // namespace
 
 std::string ReplaceAll(std::string_view text, std::string_view pattern, std::string_view content) {
@@ -108,6 +122,18 @@ std::string Normalizer::Apply(std::string_view text) const {
     }
   }
   return out;
+}
+
+int64_t Normalizer::MinBytes(std::string_view text) const {
+  const auto is_form = [](const Step& step) { return std::holds_alternative<UnicodeForm>(step); };
+  const auto n_forms = std::ranges::count_if(steps_, is_form);
+  if (n_forms > 1) return 0;  // a second one may join what the first has kept apart
+  double n_bytes = static_cast<double>(n_forms == 0 ? std::ssize(text) : MinBytesInForm(text));
+  for (const Step& step : steps_) {
+    const auto* replace = std::get_if<ReplaceStep>(&step);
+    if (replace != nullptr) n_bytes *= std::min(replace->growth(), 1.0);
+  }
+  return static_cast<int64_t>(n_bytes);
 }
 
 }  // namespace kvlathe

@@ -46,6 +46,8 @@ class Normalizer {
 
   // Ill-formed bytes pass unchanged.
   std::string Apply(std::string_view text) const;
+  // At least how many bytes Apply(text) has; 0 where the steps may drop any of them.
+  int64_t MinBytes(std::string_view text) const;
 
  private:
   std::vector<Step> steps_;

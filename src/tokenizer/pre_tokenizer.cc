@@ -91,6 +91,13 @@ std::string WithMetaspaces(const MetaspaceStep& step, std::string_view text, boo
   return rewritten;
 }
 
+bool DropsText(const PreTokenizer::Step& step) {
+  const auto* split = std::get_if<SplitStep>(&step);
+  if (split != nullptr) return split->behavior == SplitBehavior::kRemoved;
+  const auto* metaspace = std::get_if<MetaspaceStep>(&step);
+  return metaspace != nullptr && metaspace->replacement.empty();
+}
+
 double GrowthOf(const PreTokenizer::Step& step) {
   if (std::holds_alternative<SplitStep>(step)) return 1;
   if (const auto* metaspace = std::get_if<MetaspaceStep>(&step)) {
@@ -139,6 +146,7 @@ Status PreTokenizer::AddStep(Step step) {
     }
     ends_in_byte_alphabet_ = true;
   }
+  drops_text_ |= DropsText(step);
   steps_.push_back(std::move(step));
   return OkStatus();
 }

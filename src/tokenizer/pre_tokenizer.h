@@ -58,6 +58,8 @@ class PreTokenizer {
   // of its own.
   void Split(std::string_view text, bool is_text_start, RegexScratch* scratch,
              PieceSink sink) const;
+  // Whether some of the text may be in no piece.
+  bool drops_text() const { return drops_text_; }
 
  private:
   struct Context {
@@ -70,6 +72,7 @@ class PreTokenizer {
   std::vector<Step> steps_;
   TextGrowth growth_;
   bool ends_in_byte_alphabet_ = false;
+  bool drops_text_ = false;
 };
 
 // The pre-tokenizers known by name: "gpt2", "llama3", "qwen2", "falcon".

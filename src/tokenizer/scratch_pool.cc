@@ -17,6 +17,9 @@ std::unique_ptr<TokenizeScratch> ScratchPool::Take() {
 }
 
 void ScratchPool::Return(std::unique_ptr<TokenizeScratch> scratch) {
+  // What one giant text needed is not kept for the small ones that follow.
+  constexpr size_t kMaxKeptSymbols = size_t{1} << 18;
+  if (scratch->symbols.capacity() > kMaxKeptSymbols) return;
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(scratch));
 }

@@ -1,5 +1,8 @@
 #include "tokenizer/text_tokenizer.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <charconv>
 
 #include "tokenizer/byte_alphabet.h"
@@ -22,6 +25,20 @@ std::string BytesOf(const DecoderSpec& decoder, std::string_view text) {
   return bytes;
 }
 
+// Whether all text is in some token, but for bytes that have none.
+bool KeepsText(const TokenizerParts& parts) {
+  if (parts.pre_tokenizer.drops_text()) return false;
+  return parts.byte_level || parts.bpe.byte_fallback ||
+         (parts.bpe.unk_id.has_value() && !parts.bpe.fuse_unk);
+}
+
+// Whether a byte may be in no token: byte-level vocabularies often lack those that UTF-8 never has.
+bool MayVanish(const TokenizerParts& parts, unsigned char byte) {
+  const char c = static_cast<char>(byte);
+  if (parts.byte_level) return !parts.vocabulary.Find(BytesToAlphabet({&c, 1}));
+  return parts.bpe.byte_fallback && !parts.vocabulary.Find(fmt::format("<0x{:02X}>", byte));
+}
+
 }  // namespace
 
 std::optional<char> ByteOfToken(std::string_view text) {
@@ -33,6 +50,7 @@ std::optional<char> ByteOfToken(std::string_view text) {
 }
 
 TextTokenizer::TextTokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
+  if (KeepsText(parts_)) BoundTokenBytes();
   if (parts_.byte_level) {
     model_ = std::make_unique<ByteBpe>(std::move(parts_.bpe), &parts_.vocabulary);
   } else {
@@ -63,6 +81,39 @@ void TextTokenizer::IndexBytes() {
     bytes_of_id_[token.id] = token.content;
     is_special_[token.id] = token.special;
   }
+}
+
+void TextTokenizer::BoundTokenBytes() {
+  for (int byte = 0; byte < 256; ++byte) {
+    may_vanish_[byte] = MayVanish(parts_, static_cast<unsigned char>(byte));
+  }
+  // What a normalizer writes may be such a byte, whatever the text has.
+  const bool some_vanish = std::ranges::find(may_vanish_, true) != may_vanish_.end();
+  if (some_vanish && !parts_.normalizer.empty()) return;
+  size_t longest = 4;  // an unknown character
+  for (int id = 0; id < parts_.vocabulary.size(); ++id) {
+    const std::string_view text = parts_.vocabulary.TextOf(id);
+    const std::optional<std::string> bytes =
+        parts_.byte_level ? AlphabetToBytes(text) : std::nullopt;
+    longest = std::max(longest, bytes ? bytes->size() : text.size());
+  }
+  for (const AddedToken& token : parts_.added_tokens) {
+    longest = std::max(longest, token.content.size());
+    if (token.normalized) {
+      longest = std::max(longest, parts_.normalizer.Apply(token.content).size());
+    }
+    strips_spaces_ |= token.lstrip || token.rstrip;
+  }
+  max_token_bytes_ = static_cast<int64_t>(longest);
+}
+
+int64_t TextTokenizer::MinTokens(std::string_view text) const {
+  if (max_token_bytes_ == 0) return 0;
+  int64_t n_bytes = parts_.normalizer.MinBytes(text);
+  if (strips_spaces_) n_bytes -= CountSpaceBytes(text);
+  n_bytes -= std::ranges::count_if(
+      text, [&](char c) { return may_vanish_[static_cast<unsigned char>(c)]; });
+  return std::max<int64_t>(n_bytes, 0) / max_token_bytes_;
 }
 
 std::vector<int32_t> TextTokenizer::TokenizeMarked(std::string_view text, bool add_bos,

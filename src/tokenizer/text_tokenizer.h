@@ -3,6 +3,7 @@
 // tiktoken) use it too.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -46,12 +47,14 @@ class TextTokenizer : public Tokenizer {
                                       std::span<const TextRange> plain) const override;
   std::string TokenBytes(int32_t id, bool keep_special) const override;
   std::string Detokenize(std::span<const int32_t> ids, bool keep_special) const override;
+  int64_t MinTokens(std::string_view text) const override;
   int vocab_size() const override { return parts_.vocabulary.size(); }
   std::optional<int32_t> bos_id() const override { return parts_.bos_id; }
   std::optional<int32_t> eos_id() const override { return parts_.eos_id; }
 
  private:
   void IndexBytes();
+  void BoundTokenBytes();
   // `segment` lies between tokens that were matched in the raw text.
   void AppendSegment(std::string_view segment, bool is_text_start, std::span<const TextRange> plain,
                      TokenizeScratch* scratch, std::vector<int32_t>* ids) const;
@@ -64,6 +67,10 @@ class TextTokenizer : public Tokenizer {
   AddedTokenMatcher normalized_matcher_;
   std::vector<std::string> bytes_of_id_;
   std::vector<bool> is_special_;
+  // Of the normalised text, that one token covers at most; 0: there is no such bound.
+  int64_t max_token_bytes_ = 0;
+  std::array<bool, 256> may_vanish_{};  // bytes that no token has
+  bool strips_spaces_ = false;          // an added token swallows white space beside it
   mutable ScratchPool scratches_;
 };
 

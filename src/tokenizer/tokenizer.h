@@ -35,12 +35,16 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
 
   // Token ids of `text`, byte for byte. Special tokens written in the text become their ids when
-  // parse_special is set. add_bos prepends what the model's configuration asks for.
+  // parse_special is set. add_bos prepends what the model's configuration asks for, but no second
+  // BOS to a text that begins with one.
   std::vector<int32_t> Tokenize(std::string_view text, bool add_bos,
                                 bool parse_special = true) const {
     const TextRange all = {0, text.size()};
-    return TokenizeMarked(text, add_bos,
-                          parse_special ? std::span<const TextRange>() : std::span(&all, 1));
+    std::vector<int32_t> ids = TokenizeMarked(
+        text, add_bos, parse_special ? std::span<const TextRange>() : std::span(&all, 1));
+    const bool has_two = add_bos && ids.size() > 1 && ids[0] == bos_id() && ids[1] == bos_id();
+    if (has_two) ids.erase(ids.begin());
+    return ids;
   }
   // The same with special tokens, except where their text has bytes of `plain`, which are ascending
   // and do not overlap: there it is text like any other.
@@ -51,6 +55,10 @@ class Tokenizer {
   virtual std::string TokenBytes(int32_t id, bool keep_special = false) const = 0;
   // The text of a whole sequence (the leading space that SentencePiece adds is removed).
   virtual std::string Detokenize(std::span<const int32_t> ids, bool keep_special = false) const = 0;
+
+  // At least how many tokens `text` has, without tokenising it: by its bytes, and by the longest
+  // token of the vocabulary. 0 where nothing is known, as where unknown characters vanish.
+  virtual int64_t MinTokens(std::string_view text) const = 0;
 
   virtual int vocab_size() const = 0;
   virtual std::optional<int32_t> bos_id() const = 0;

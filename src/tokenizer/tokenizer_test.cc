@@ -58,6 +58,66 @@ TEST_F(TokenizerTest, SentencePieceRoundTripsAnyBytes) {
   EXPECT_EQ(tokenizer->Detokenize(tokenizer->Tokenize(AllBytes(), true)), AllBytes());
 }
 
+// Texts that try what the bound leans on: tokens as long as the vocabulary has, white space, marks.
+void ExpectMinTokensIsABound(const Tokenizer& tokenizer) {
+  std::string longest;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    std::string bytes = tokenizer.TokenBytes(id, /*keep_special=*/true);
+    if (bytes.size() > longest.size()) longest = std::move(bytes);
+  }
+  std::string repeated;
+  for (int i = 0; i < 100; ++i) repeated += longest;
+  for (const std::string& text :
+       {std::string(), AllBytes(), SampleText(5000), longest, repeated, std::string(1000, ' '),
+        std::string(1000, '\n'),
+        std::string("e\u0301e\u0301\u2126\u1100\u1161\uFB01\u3000\u2581")}) {
+    const Ids ids = tokenizer.Tokenize(text, false);
+    EXPECT_LE(tokenizer.MinTokens(text), std::ssize(ids)) << text.substr(0, 100);
+  }
+  const std::string letters(100'000, 'a');
+  EXPECT_GT(tokenizer.MinTokens(letters), 1000);
+  EXPECT_LE(tokenizer.MinTokens(letters), std::ssize(tokenizer.Tokenize(letters, false)));
+}
+
+TEST_F(TokenizerTest, MinTokensIsABoundOfEveryForm) {
+  Write("tokenizer.json", ByteLevelSample());
+  ExpectMinTokensIsABound(*Load());
+  json file = ByteLevelSample();
+  file["normalizer"] = {{"type", "NFKC"}};
+  file["added_tokens"][0]["rstrip"] = true;
+  Write("tokenizer.json", file);
+  ExpectMinTokensIsABound(*Load());
+  const std::string end = "<|end|>" + std::string(100'000, ' ');
+  EXPECT_LE(Load()->MinTokens(end), std::ssize(Load()->Tokenize(end, false)));
+  Write("tokenizer.json", CharLevelSample());
+  ExpectMinTokensIsABound(*Load());
+}
+
+// As SmolLM2's vocabulary, which lacks bytes that UTF-8 never has.
+TEST_F(TokenizerTest, MinTokensCountsNoBytesThatHaveNoToken) {
+  json file = ByteLevelSample();
+  const char byte = '\xFF';
+  file["model"]["vocab"].erase(BytesToAlphabet({&byte, 1}));
+  Write("tokenizer.json", file);
+  ExpectMinTokensIsABound(*Load());
+  const std::string lost(10'000, byte);
+  EXPECT_EQ(Load()->MinTokens(lost), 0);
+  EXPECT_TRUE(Load()->Tokenize(lost, false).empty());
+}
+
+TEST_F(TokenizerTest, MinTokensIsABoundOfSentencePiece) {
+  WriteText("tokenizer.model", SentencePieceSample());
+  ExpectMinTokensIsABound(*Load());
+}
+
+TEST_F(TokenizerTest, MinTokensIsNoneWhereTextMayVanish) {
+  json file = ByteLevelSample();
+  const std::string letters(100'000, 'a');
+  file["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", ""}};
+  Write("tokenizer.json", file);
+  EXPECT_EQ(Load()->MinTokens(letters), 0);
+}
+
 TEST_F(TokenizerTest, SentencePieceModelAndTokenizerJsonGiveTheSameIds) {
   WriteText("tokenizer.model", SentencePieceSample());
   const auto library = Load();

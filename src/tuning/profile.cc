@@ -102,6 +102,7 @@ double Profile::AccuracyOf(const TunePoint& point) const {
   double least = INFINITY;
   for (size_t g = 0; g < point.scores.size(); ++g) {
     const double baseline = points.front().scores[g].value, value = point.scores[g].value;
+    if (!(baseline > 0)) return 0;
     least = std::min(least, goals[g].is_perplexity() ? baseline / value : value / baseline);
   }
   return least;

@@ -62,6 +62,7 @@ struct Profile {
   // The share of the baseline's accuracy that a point keeps: the least over the goals of score /
   // baseline, or baseline / perplexity. 1 for the baseline. Of a point that was cut short, what it
   // keeps at best.
+  // 0 where the baseline scores 0, of which nothing is a share.
   double AccuracyOf(const TunePoint& point) const;
 };
 

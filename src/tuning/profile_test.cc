@@ -31,10 +31,13 @@ Profile SmallProfile() {
 }
 
 TEST(ProfileTest, AccuracyIsTheWorstOfAllGoals) {
-  const Profile profile = SmallProfile();
+  Profile profile = SmallProfile();
   EXPECT_EQ(profile.AccuracyOf(profile.points[0]), 1);
   EXPECT_DOUBLE_EQ(profile.AccuracyOf(profile.points[1]), 10 / 10.1);
   EXPECT_DOUBLE_EQ(profile.AccuracyOf(profile.points[2]), 0.5);
+  profile.points[0].scores[0].value = 0;
+  EXPECT_EQ(profile.AccuracyOf(profile.points[0]), 0);
+  EXPECT_EQ(profile.AccuracyOf(profile.points[2]), 0);
 }
 
 TEST(ProfileTest, FileHoldsEverything) {

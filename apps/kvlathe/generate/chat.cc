@@ -45,6 +45,7 @@ class Chat {
   ChatReader reader_;
   RequestOutcome last_;
   int n_answers_ = 0;
+  int n_cut_ = 0;  // of them, by -n
   int64_t n_generated_ = 0;
   int64_t n_decoded_ = 0;  // generated after the first token of each answer
   double decode_seconds_ = 0;
@@ -107,6 +108,7 @@ Status Chat::AnswerTo(const std::string& message) {
   }
   const auto n_tokens = static_cast<int64_t>(answer->outcome.tokens.size());
   ++n_answers_;
+  if (answer->outcome.finish_reason == FinishReason::kLength) ++n_cut_;
   n_generated_ += n_tokens;
   n_decoded_ += std::max<int64_t>(0, n_tokens - 1);
   decode_seconds_ += answer->outcome.decode_seconds;
@@ -141,9 +143,11 @@ void Chat::Report() const {
   const double tokens_per_second = decode_seconds_ > 0 ? n_decoded_ / decode_seconds_ : 0;
   fmt::print(stderr,
              "\n{} answers, {} tokens generated, {:.1f} tokens/s; at the end KV {} bytes for {} "
-             "tokens, {}\n",
+             "tokens, {}{}\n",
              n_answers_, n_generated_, tokens_per_second, last_.kv_bytes.total(),
-             last_.n_cached_tokens, ShareOfReferenceText(conversation_.KvFraction(last_)));
+             last_.n_cached_tokens,
+             ShareOfReferenceText(conversation_.KvFraction(last_), last_.n_cached_tokens),
+             n_cut_ > 0 ? fmt::format("; -n has cut {} of the answers", n_cut_) : "");
 }
 
 Status RunChat(ChatOptions options) {

@@ -20,7 +20,7 @@ namespace {
 
 struct RunVerbOptions {
   ModelOptions model;
-  std::string prompt;
+  std::optional<std::string> prompt;
   std::string prompt_file;
   int max_tokens = 128;
   bool ignore_eos = false;
@@ -68,29 +68,33 @@ void Report(const SpecModel& spec_model, const Generated& generated, bool as_jso
   }
   const std::string restored =
       generated.n_restored > 0 ? fmt::format("{} tokens restored, ", generated.n_restored) : "";
+  const bool is_cut = outcome.finish_reason == FinishReason::kLength;
   fmt::print(stderr,
-             "\n{}{} prompt tokens, {} generated; TTFT {:.1f} ms, {:.1f} tokens/s; KV {} bytes "
+             "\n{}{} prompt tokens, {} generated{}; TTFT {:.1f} ms, {:.1f} tokens/s; KV {} bytes "
              "({}), {}\n",
-             restored, generated.n_prompt, n_generated, outcome.ttft_ms, decode_tok_per_s,
-             outcome.kv_bytes.total(), PartsText(outcome.kv_bytes), ShareOfReferenceText(fraction));
+             restored, generated.n_prompt, n_generated,
+             is_cut ? " (the text is cut there; -n says how many)" : "", outcome.ttft_ms,
+             decode_tok_per_s, outcome.kv_bytes.total(), PartsText(outcome.kv_bytes),
+             ShareOfReferenceText(fraction, outcome.n_cached_tokens));
 }
 
 StatusOr<std::string> PromptText(const RunVerbOptions& options) {
-  const bool is_piped = options.prompt.empty() && options.load_session.empty() &&
+  const bool is_piped = !options.prompt && options.load_session.empty() &&
                         options.prompt_file.empty() && isatty(STDIN_FILENO) == 0;
-  std::string prompt = options.prompt;
+  std::string prompt = options.prompt.value_or("");
+  std::string place = options.prompt ? "-p" : options.prompt_file;
   if (is_piped || options.prompt_file == "-") {
     KVL_ASSIGN_OR_RETURN(prompt, ReadStandardInput());
+    place = "standard input";
   } else if (!options.prompt_file.empty()) {
     KVL_ASSIGN_OR_RETURN(prompt, ReadTextFile(options.prompt_file));
   }
-  if (prompt.empty() && options.load_session.empty()) {
-    return Error(
-        StatusCode::kInvalidArgument,
-        "give a prompt with -p TEXT, -f FILE or on standard input, or a saved session with "
-        "--load-session");
-  }
-  return prompt;
+  if (!prompt.empty() || !options.load_session.empty()) return prompt;
+  constexpr std::string_view kWays =
+      "give a prompt with -p TEXT, -f FILE or on standard input, or a saved session with "
+      "--load-session";
+  if (place.empty()) return Error(StatusCode::kInvalidArgument, "{}", kWays);
+  return Error(StatusCode::kInvalidArgument, "{}: the prompt is empty; {}", place, kWays);
 }
 
 // Ids of a prompt that follows other text. A tokenizer that puts a space in front of every text
@@ -110,6 +114,12 @@ std::vector<int32_t> TokenizeFurther(const Tokenizer& tokenizer, std::string_vie
 
 StatusOr<Request> MakeRequest(const RunVerbOptions& options, const Workspace& workspace,
                               const Session& session, const std::string& prompt) {
+  const int64_t n_least = workspace.tokenizer().MinTokens(prompt);
+  if (n_least > workspace.context_tokens()) {  // found without tokenising it
+    return Error(StatusCode::kInvalidArgument,
+                 "a prompt of {} bytes has at least {} tokens, but the context is {}; shorten it",
+                 prompt.size(), n_least, workspace.context_tokens());
+  }
   Request request;
   if (options.load_session.empty()) {
     request.prompt = workspace.tokenizer().Tokenize(prompt, /*add_bos=*/true);

@@ -113,6 +113,12 @@ Status Serve(ServeOptions options) {
                        ReadPrefixMemory(options.prefix_memory));
   options.server.version = KVLATHE_VERSION;
   options.server.log = LogToStandardError;
+  // Before the model is loaded, which takes long.
+  const http::HttpServerOptions& http = options.server.http;
+  KVL_RETURN_IF_ERROR(http::HttpServer::CheckAddress(http.host, http.port));
+  if (const auto port = options.server.agent_port) {
+    KVL_RETURN_IF_ERROR(http::HttpServer::CheckAddress(http.host, *port));
+  }
   KVL_ASSIGN_OR_RETURN(const ServingOptions serving, ServingOptionsOf(options));
   KVL_ASSIGN_OR_RETURN(auto opened, OpenServingModel(serving));
   server::OpenedModel model(std::move(opened));
@@ -148,6 +154,12 @@ void AddServerOptions(CLI::App* verb, ServeOptions* options) {
                    "key that requests must carry; repeats (default: none is needed)")
       ->envname("KVLATHE_API_KEY");
   verb->add_option("--api-key-file", options->api_key_file, "file with a key a line");
+  verb->add_option("--allow-host", server->origins.allowed_hosts,
+                   "name that requests may come to, beside localhost, where the server listens on "
+                   "a loopback address without keys; repeats, '*': any");
+  verb->add_option("--cors-origin", server->origins.cors_origins,
+                   "pages of this origin may use the server, e.g. https://chat.example; repeats, "
+                   "'*': all");
   verb->add_option("--max-streams", server->http.max_connections, "open connections, at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

@@ -131,8 +131,9 @@ StatusOr<RankAllocation> AllocateForRatio(const Ladder& ladder, const RankReques
   int last = ladder.n_levels() - 1;
   if (!reaches(last)) {
     return Error(StatusCode::kInvalidArgument,
-                 "ratio={}: the lowest ranks reach only {:.2f}; ask for less, or add a quantizer",
-                 request.value, 1.0 / request.kv_fraction(ladder.AllocationAt(last).ranks));
+                 "ratio={}: the lowest ranks reach only {:.2f}; ask for less, or {}", request.value,
+                 1.0 / request.kv_fraction(ladder.AllocationAt(last).ranks),
+                 request.is_quantized ? "take a quantizer of fewer bits" : "add a quantizer");
   }
   int first = 0;
   while (first < last) {

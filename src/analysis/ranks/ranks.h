@@ -50,6 +50,7 @@ struct RankRequest {
   Goal goal = Goal::kRate;
   double value = 0;
   bool uniform = false;  // one rank pair for all layers and heads (ZACK's and FDC's ablation /AC)
+  bool is_quantized = false;             // what ranks leave is stored in fewer bits
   bool has_classes = false;              // bits are chosen for classes of entries (EntryClass)
   StoredUnit unit = StoredUnit::kToken;  // of the codes that bits are chosen for
   // If not null, ranks follow these weights (analysis/ranks/fisher.h) in place of the spectra

@@ -3,13 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "chat/template_files.h"
 #include "io/safetensors/safetensors.h"
 #include "kv/blocks/block_pool.h"
@@ -59,6 +62,10 @@ class RecordingObserver : public ApiObserver {
   void OnEnded(const RequestEnded& request) override {
     const std::lock_guard lock(mutex_);
     ended.push_back(request);
+  }
+  size_t n_ended() {
+    const std::lock_guard lock(mutex_);
+    return ended.size();
   }
   std::vector<RequestBegan> began;
   std::vector<RequestEnded> ended;
@@ -128,6 +135,18 @@ class ApiTest : public ::testing::Test {
     EXPECT_EQ(reply->n_answers, 1);
     EXPECT_EQ(reply->sent.status, status) << reply->sent.body;
     EXPECT_EQ(pool_->usage().used_bytes, 0);
+    return reply->SentJson();
+  }
+  // The same of a long body, which another thread handles; such that nothing is generated.
+  Json LongAnswer(const std::string& path, const Json& body, int status = 200) {
+    const size_t n_before = observer_.n_ended();
+    const auto reply = Post(path, body);
+    const Stopwatch watch;
+    while (observer_.n_ended() == n_before && watch.Seconds() < 60) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    EXPECT_EQ(observer_.n_ended(), n_before + 1);
+    EXPECT_EQ(reply->sent.status, status) << reply->sent.body.substr(0, 1000);
     return reply->SentJson();
   }
   // The events of a stream that ends.

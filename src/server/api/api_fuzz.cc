@@ -51,6 +51,7 @@ class ByteTokenizer : public Tokenizer {
     for (const int32_t id : ids) text += TokenBytes(id, keep_special);
     return text;
   }
+  int64_t MinTokens(std::string_view text) const override { return std::ssize(text); }
   int vocab_size() const override { return kVocabulary; }
   std::optional<int32_t> bos_id() const override { return kBos; }
   std::optional<int32_t> eos_id() const override { return kEos; }

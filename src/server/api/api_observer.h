@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace kvlathe::api {
 
@@ -25,6 +26,8 @@ struct RequestEnded {
   int http_status = 0;     // what the client saw; 499: it went before
   std::string error_code;  // of the error object, also of one inside a stream; empty: none
   std::string error_message;
+  // Fields of the request that the server does not know, cut short.
+  std::vector<std::string> unknown_fields;
   bool is_stream = false;
   int n_choices = 0;
   int64_t prompt_tokens = 0;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "server/api/long_requests.h"
 #include "server/api/routes/routes.h"
 
 namespace kvlathe::api {
@@ -65,6 +66,12 @@ ApiError NotFound(const http::Request& request) {
                       request.path)};
 }
 
+Status TooManyLongRequests() {
+  return Error(StatusCode::kUnavailable,
+               "requests with {} MiB of bodies wait to be read already; ask again later",
+               LongRequests::kMaxWaitingBytes >> 20);
+}
+
 }  // namespace
 
 class ApiService::Impl {
@@ -73,8 +80,17 @@ class ApiService::Impl {
 
   void Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
     const std::string route = RouteOf(request.path);
+    const auto n_body_bytes = std::ssize(request.body);
     const auto exchange = std::make_shared<Exchange>(std::move(request), std::move(reply), route,
                                                      state_.context().observer);
+    if (n_body_bytes < LongRequests::kMinBodyBytes) return HandleNow(exchange, route);
+    const bool is_taken =
+        long_requests_.Add(n_body_bytes, [this, exchange, route] { HandleNow(exchange, route); });
+    if (!is_taken) exchange->SendError(TooManyLongRequests());
+  }
+
+ private:
+  void HandleNow(const ExchangePtr& exchange, const std::string& route) {
     try {
       Route(exchange, route);
     } catch (const std::exception& error) {  // of the standard library: no memory, a length
@@ -82,11 +98,10 @@ class ApiService::Impl {
           Error(StatusCode::kInternal, "the request could not be handled: {}", error.what()));
     }
   }
-
- private:
   void Route(const ExchangePtr& exchange, const std::string& route);
 
   ServiceState state_;
+  LongRequests long_requests_;  // last: its thread uses the state
 };
 
 void ApiService::Impl::Route(const ExchangePtr& exchange, const std::string& route) {

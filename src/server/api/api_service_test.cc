@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/api/api_fixture.h"
+#include "server/api/long_requests.h"
 
 namespace kvlathe::api {
 namespace {
@@ -185,6 +186,36 @@ TEST_F(ApiServiceTest, ErrorsOfOthersHaveTheSameShape) {
                                                 {"type", "authentication_error"},
                                                 {"param", nullptr},
                                                 {"code", "invalid_api_key"}}}}));
+}
+
+TEST_F(ApiServiceTest, RefusesTextsThatCannotFitBeforeTheyAreTokenised) {
+  const std::string giant(1 << 20, 'a');
+  const std::vector<std::pair<std::string, Json>> requests = {
+      {"/v1/completions", {{"prompt", giant}}},
+      {"/v1/completions", {{"prompt", {"short", giant}}}},
+      {"/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", giant}}}}}},
+      {"/v1/responses", {{"input", giant}}}};
+  for (const auto& [path, body] : requests) {
+    const Json error = LongAnswer(path, body, 400)["error"];
+    EXPECT_EQ(error["code"], "context_length_exceeded");
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("at least")) << path;
+  }
+  // Who only asks how many tokens it has is told.
+  const Json counted = LongAnswer("/tokenize", {{"prompt", giant}});
+  EXPECT_GT(counted["count"].get<int>(), 256);
+}
+
+TEST_F(ApiServiceTest, LongBodiesAreHandledOnAnotherThread) {
+  const std::string padding(LongRequests::kMinBodyBytes, 'x');
+  const auto reply =
+      Post("/v1/completions", {{"prompt", "a"}, {"max_tokens", 3}, {"user", padding}});
+  const Stopwatch watch;
+  while (!reply->has_answered() && watch.Seconds() < 60) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    Run({reply});
+  }
+  EXPECT_EQ(reply->sent.status, 200) << reply->sent.body;
+  EXPECT_EQ(reply->SentJson()["usage"]["completion_tokens"], 3);
 }
 
 }  // namespace

@@ -42,6 +42,7 @@ void Generation::Start(const ServiceState& state, std::shared_ptr<Exchange> exch
     generation->events_.clear();
   }
   generation->Cancel();
+  generation->exchange_->record().level.clear();  // it was not accepted
   generation->exchange_->SendError(status);
 }
 
@@ -165,10 +166,10 @@ void Generation::TakeEvent(ChoiceEvent event, const Status& status) {
     if (exchange_->observer() != nullptr) exchange_->observer()->OnFirstToken(record.request_id);
   }
   const std::optional<ChoiceEnd> end = event.end;
+  if (!end && !choices_[event.choice_idx]->drops_tokens) ++record.output_tokens;
   if (!status.ok() && !is_gone_) return Fail(status);
   if (status.ok()) writer_->Take(std::move(event));
   if (!end) return;
-  record.output_tokens += end->n_tokens;
   if (record.finish_reason.empty()) {
     record.finish_reason = end->reason == FinishReason::kLength ? "length" : "stop";
   }

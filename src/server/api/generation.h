@@ -71,7 +71,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     Choice(const Tokenizer* tokenizer, ChoicePlan plan);
     TextStream stream;  // this and the rest: of the thread that steps
     std::vector<int32_t> end_ids;
-    bool drops_tokens;
+    const bool drops_tokens;
     int64_t n_tokens = 0;
   };
   enum class Phase {

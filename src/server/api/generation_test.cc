@@ -126,6 +126,8 @@ TEST_F(GenerationTest, AFullQueueIsToldWithRetryAfter) {
   const Json error = second->SentJson()["error"];
   EXPECT_EQ(error["type"], "rate_limit_error");
   EXPECT_EQ(error["code"], "queue_full");
+  EXPECT_EQ(observer_.ended.back().http_status, 429);
+  EXPECT_EQ(observer_.ended.back().level, "");  // so that metrics count no request
   // The choices that had a place are taken back, and the others go on.
   Run({first, second});
   EXPECT_TRUE(first->has_ended);
@@ -166,6 +168,7 @@ TEST_F(GenerationTest, AnErrorInMidStreamIsAnEventAndEndsIt) {
   for (const RequestEnded& ended : observer_.ended) {
     EXPECT_EQ(ended.error_code, "shutting_down");
     EXPECT_EQ(ended.finish_reason, "error");
+    EXPECT_GT(ended.output_tokens, 3);  // of five steps
   }
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }

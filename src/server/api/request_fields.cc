@@ -45,8 +45,20 @@ std::string_view KindOf(const Json& value) {
 }
 
 const Json* RequestFields::Find(std::string_view name) const {
+  if (!asked_.contains(name)) asked_.emplace(name);
   const auto field = object_.find(std::string(name));
   return field == object_.end() || field->is_null() ? nullptr : &*field;
+}
+
+std::vector<std::string> RequestFields::Unasked() const {
+  constexpr size_t kMaxNames = 8, kMaxNameBytes = 64;  // they are clients' texts, for a log
+  std::vector<std::string> names;
+  for (const auto& [name, value] : object_.items()) {
+    if (asked_.contains(name) || value.is_null()) continue;
+    names.push_back(name.substr(0, kMaxNameBytes));
+    if (names.size() == kMaxNames) break;
+  }
+  return names;
 }
 
 void RequestFields::Fail(Status status) {

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "server/api/tool_support.h"
@@ -23,6 +25,10 @@ class RequestFields {
 
   // Null: absent or null.
   const Json* Find(std::string_view name) const;
+  // Takes note of a field that is known and says nothing to this server.
+  void Ignore(std::string_view name) { asked_.emplace(name); }
+  // The first of the object's fields that nobody has asked for.
+  std::vector<std::string> Unasked() const;
   bool Has(std::string_view name) const { return Find(name) != nullptr; }
   // Whole numbers may be written as 5.0. Bounds are inclusive.
   std::optional<int64_t> Integer(std::string_view name, int64_t min, int64_t max);
@@ -46,6 +52,7 @@ class RequestFields {
   const Json& object_;
   std::string path_;
   Status status_;
+  mutable std::set<std::string, std::less<>> asked_;
 };
 
 // "a string", "an array": what a value is, for messages.

@@ -8,6 +8,14 @@
 #include "server/api/api_error.h"
 
 namespace kvlathe::api {
+namespace {
+
+Status TooLong(std::string_view prompt_param, const std::string& message) {
+  return WithErrorCode(WithParam(Error(StatusCode::kInvalidArgument, "{}", message), prompt_param),
+                       "context_length_exceeded");
+}
+
+}  // namespace
 
 ServiceState::ServiceState(ApiContext context)
     : context_(std::move(context)),
@@ -68,26 +76,30 @@ int ServiceState::max_prompt_tokens() const {
   return limit > 0 ? std::min(limit, context_.context_tokens) : context_.context_tokens;
 }
 
+Status ServiceState::CheckText(std::string_view text, std::string_view prompt_param) const {
+  const int64_t n_tokens = tokenizer().MinTokens(text);
+  if (n_tokens <= max_prompt_tokens()) return OkStatus();
+  return TooLong(prompt_param,
+                 fmt::format("{}: a text of {} bytes has at least {} tokens, but this server takes "
+                             "at most {}; shorten it",
+                             prompt_param, text.size(), n_tokens, max_prompt_tokens()));
+}
+
 Status ServiceState::CheckLength(int64_t n_prompt, int64_t max_tokens,
                                  std::string_view prompt_param) const {
-  const auto too_long = [&](std::string message) {
-    return WithErrorCode(
-        WithParam(Error(StatusCode::kInvalidArgument, "{}", message), prompt_param),
-        "context_length_exceeded");
-  };
   if (n_prompt > max_prompt_tokens()) {
-    return too_long(
-        fmt::format("{}: the prompt has {} tokens, but this server takes at most {}; "
-                    "shorten it",
-                    prompt_param, n_prompt, max_prompt_tokens()));
+    return TooLong(prompt_param,
+                   fmt::format("{}: the prompt has {} tokens, but this server takes at most {}; "
+                               "shorten it",
+                               prompt_param, n_prompt, max_prompt_tokens()));
   }
   if (n_prompt + max_tokens <= context_.context_tokens) return OkStatus();
-  return too_long(
-      fmt::format("This model's maximum context length is {} tokens. However, you "
-                  "requested {} tokens ({} in the {}, {} for the answer); shorten the "
-                  "{} or ask for fewer tokens",
-                  context_.context_tokens, n_prompt + max_tokens, n_prompt, prompt_param,
-                  max_tokens, prompt_param));
+  return TooLong(prompt_param,
+                 fmt::format("This model's maximum context length is {} tokens. However, you "
+                             "requested {} tokens ({} in the {}, {} for the answer); shorten the "
+                             "{} or ask for fewer tokens",
+                             context_.context_tokens, n_prompt + max_tokens, n_prompt, prompt_param,
+                             max_tokens, prompt_param));
 }
 
 int64_t ServiceState::RoomBehind(int64_t n_prompt) const {

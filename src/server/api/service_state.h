@@ -36,6 +36,9 @@ class ServiceState {
   StatusOr<int> FindModel(std::string_view name) const;
   // Whether prompt and answer fit. kInvalidArgument with the code context_length_exceeded.
   Status CheckLength(int64_t n_prompt, int64_t max_tokens, std::string_view prompt_param) const;
+  // Whether a text can be a prompt at all, before it is tokenised: by the fewest tokens that it can
+  // have. Errors as those of CheckLength.
+  Status CheckText(std::string_view text, std::string_view prompt_param) const;
   // What an answer may have behind a prompt when the request does not say.
   int64_t RoomBehind(int64_t n_prompt) const;
   int max_prompt_tokens() const;

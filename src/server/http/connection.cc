@@ -13,6 +13,7 @@
 #include <limits>
 #include <utility>
 
+#include "server/http/cors_origins.h"
 #include "server/http/refusal_response.h"
 
 namespace kvlathe::http {
@@ -197,7 +198,12 @@ std::string Connection::RequestId() {
 std::shared_ptr<ReplyState> Connection::MakeReply(std::string id, bool is_open) {
   SetReadDeadline(kNever);
   core_->CountReceivedBytes(-std::exchange(n_counted_bytes_, 0));
-  AnswerFacts facts{std::move(id), reader_->request().method == "HEAD", reader_->is_http_1_0()};
+  const Request& request = reader_->request();
+  AnswerFacts facts{.request_id = std::move(id),
+                    .is_head = request.method == "HEAD",
+                    .is_http_1_0 = reader_->is_http_1_0()};
+  const std::string_view origin = request.Header("origin");
+  if (MayRead(core_->options().cors_origins, origin)) facts.cors_origin = origin;
   ReplyHooks hooks;
   hooks.post = [core = core_, strand = socket_.get_executor()](std::function<void()> task) {
     core->Post(strand, std::move(task));

@@ -1,5 +1,6 @@
 #include "server/http/http_server.h"
 
+#include <boost/asio/io_context.hpp>
 #include <utility>
 
 #include "server/http/server_core.h"
@@ -44,6 +45,12 @@ Status CheckOptions(const HttpServerOptions& options) {
 }
 
 }  // namespace
+
+Status HttpServer::CheckAddress(const std::string& host, int port) {
+  boost::asio::io_context io;
+  Tcp::acceptor acceptor(io);
+  return OpenListener(host, port, &acceptor);
+}
 
 StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options,
                                                         Handler handler) {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "server/http/http_exchange.h"
@@ -55,6 +56,9 @@ struct HttpServerOptions {
   // of these.
   std::chrono::milliseconds write_timeout{30'000};
 
+  // Pages of these origins may read answers: "https://chat.example"; "*": all.
+  std::vector<std::string> cors_origins;
+
   // Called on a thread of the server after each refusal; must not block. May be empty.
   std::function<void(const Refusal&)> on_refusal;
 };
@@ -69,6 +73,9 @@ class HttpServer {
   // answer is answered 500.
   using Handler = std::function<void(Request, std::shared_ptr<Reply>)>;
 
+  // Whether Start could listen at the address now: for whoever has much to do before it. Errors as
+  // of Start.
+  static Status CheckAddress(const std::string& host, int port);
   // kInvalidArgument: options outside their ranges, or a host that is not known; kInternal: the
   // address cannot be listened on (it is in use, for instance).
   static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpServerOptions& options,

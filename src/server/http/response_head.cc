@@ -38,6 +38,11 @@ std::string CommonHead(int status, std::string_view content_type, const AnswerFa
   AppendHeader("Date", HttpDate(), &head);
   if (!content_type.empty()) AppendHeader("Content-Type", content_type, &head);
   AppendHeader("X-Request-Id", facts.request_id, &head);
+  if (!facts.cors_origin.empty()) {
+    AppendHeader("Access-Control-Allow-Origin", facts.cors_origin, &head);
+    AppendHeader("Access-Control-Expose-Headers", "X-Request-Id, Retry-After", &head);
+    AppendHeader("Vary", "Origin", &head);
+  }
   if (!keep_alive) AppendHeader("Connection", "close", &head);
   if (keep_alive && facts.is_http_1_0) AppendHeader("Connection", "keep-alive", &head);
   return head;

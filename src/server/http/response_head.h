@@ -12,6 +12,7 @@ struct AnswerFacts {
   std::string request_id;
   bool is_head = false;      // of a request with HEAD, whose answer has no body
   bool is_http_1_0 = false;  // of a client that does not know chunks
+  std::string cors_origin;   // of the page that may read the answer; empty: none
 };
 
 // With Content-Length (but for the statuses that have no body), Content-Type, X-Request-Id, Date,

@@ -46,6 +46,7 @@ StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::Create
   }
   KVL_RETURN_IF_ERROR(tokenizer->IndexPieces(settings));
   tokenizer->IndexCuts();
+  tokenizer->BoundTokenBytes();
   tokenizer->ResolveBosAndEos(settings);
   return tokenizer;
 }
@@ -98,6 +99,37 @@ void SentencePieceTokenizer::IndexCuts() {
     }
     newline_is_byte_ &= piece.find('\n') == std::string::npos;
   }
+}
+
+// Found by trying, as the cuts are. What published normalizers drop, shorten or join is in the
+// probe: control characters, double and other spaces, ligatures, wide letters, marks, and a
+// character that no vocabulary has.
+void SentencePieceTokenizer::BoundTokenBytes() {
+  for (int id = 0; id < vocabulary_.size(); ++id) {
+    max_token_bytes_ = std::max(max_token_bytes_, vocabulary_.TextOf(id).size());
+  }
+  constexpr std::string_view kProbe =
+      "a\x01  \t\u00A0\u200B\u3000\uFB01\uFF21e\u0301\u1100\u1161\u2126\uFEFF\U0010FFFD\n b";
+  std::string kept;
+  for (const int32_t id : library_->Tokenize(kProbe)) kept += bytes_of_id_[id];
+  keeps_all_ =
+      kept == (adds_space_ ? " " : "") + std::string(kProbe) && !matcher_.swallows_spaces();
+  for (char c = '!'; c <= '~'; ++c) {
+    const std::vector<int32_t> ids = library_->Tokenize({&c, 1});
+    is_kept_[static_cast<unsigned char>(c)] = !ids.empty() && ids.back() != library_->unk_id();
+  }
+}
+
+int64_t SentencePieceTokenizer::MinTokens(std::string_view text) const {
+  int64_t n_bytes = std::ssize(text);
+  if (!keeps_all_) {
+    n_bytes = 0;
+    for (size_t i = 0; i < text.size(); ++i) {
+      const bool has_mark = i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) >= 0x80;
+      if (is_kept_[static_cast<unsigned char>(text[i])] && !has_mark) ++n_bytes;
+    }
+  }
+  return n_bytes / static_cast<int64_t>(max_token_bytes_);
 }
 
 void SentencePieceTokenizer::ResolveBosAndEos(const ModelSettings& settings) {

@@ -25,6 +25,7 @@ class SentencePieceTokenizer : public Tokenizer {
                                       std::span<const TextRange> plain) const override;
   std::string TokenBytes(int32_t id, bool keep_special) const override;
   std::string Detokenize(std::span<const int32_t> ids, bool keep_special) const override;
+  int64_t MinTokens(std::string_view text) const override;
   int vocab_size() const override { return vocabulary_.size(); }
   std::optional<int32_t> bos_id() const override { return bos_id_; }
   std::optional<int32_t> eos_id() const override { return eos_id_; }
@@ -33,6 +34,7 @@ class SentencePieceTokenizer : public Tokenizer {
   SentencePieceTokenizer() = default;
   Status IndexPieces(const ModelSettings& settings);
   void IndexCuts();
+  void BoundTokenBytes();
   void ResolveBosAndEos(const ModelSettings& settings);
   const SentencePieceLibrary& MidTextLibrary() const;
   void AppendSegment(std::string_view segment, WordMemo* memo, std::vector<int32_t>* ids) const;
@@ -62,6 +64,11 @@ class SentencePieceTokenizer : public Tokenizer {
   std::array<bool, 256> can_cut_after_{};
   // Whether a newline is always its byte token, so that a text may be cut there.
   bool newline_is_byte_ = false;
+  size_t max_token_bytes_ = 1;
+  // Bytes of which every one is in some token, unless a mark follows; where keeps_all_ is set, all
+  // bytes are.
+  std::array<bool, 256> is_kept_{};
+  bool keeps_all_ = false;
   bool add_bos_ = false;
   std::optional<int32_t> bos_id_;
   std::optional<int32_t> eos_id_;

@@ -37,6 +37,7 @@ ChoicePlan PlanChoice(const ServiceState& state, const GenerationOptions& option
   request.sampling = options.sampling;
   request.sampling.seed += static_cast<uint64_t>(seed_offset);
   request.level = options.level_idx;
+  request.rate = options.rate;
   if (!options.ignores_end) {
     request.stop_ids = state.context().end_ids;
     request.stop_ids.insert(request.stop_ids.end(), more_end_ids.begin(), more_end_ids.end());
@@ -54,6 +55,7 @@ void RecordRequest(const ServiceState& state, const GenerationOptions& options, 
   RequestEnded& record = exchange->record();
   record.level = state.context().levels[options.level_idx].name;
   record.is_stream = options.is_stream;
+  record.unknown_fields = options.unknown_fields;
   record.n_choices = n_choices;
   record.prompt_tokens = prompt_tokens;
 }

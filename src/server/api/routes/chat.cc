@@ -41,11 +41,12 @@ StatusOr<ChatRequest> ReadChatRequest(const ServiceState& state, const Json& jso
         WithParam(Error(StatusCode::kUnimplemented, "{}: answers are text alone", part), part));
   }
   KVL_RETURN_IF_ERROR(fields.status());
-  KVL_ASSIGN_OR_RETURN(request.task, ReadChatTask(state, json));
+  KVL_ASSIGN_OR_RETURN(request.task, ReadChatTask(state, &fields));
   KVL_ASSIGN_OR_RETURN(request.chat, TokenizeChat(state, request.task));
   KVL_ASSIGN_OR_RETURN(request.max_tokens,
                        ReadChatMaxTokens(state, kMaxTokensNames, std::ssize(request.chat.tokens),
                                          "messages", &fields));
+  request.options.unknown_fields = fields.Unasked();
   return request;
 }
 

@@ -267,21 +267,20 @@ StatusOr<ResponseFormat> ReadFormat(const Json& format, const std::string& path,
   return result;
 }
 
-StatusOr<ChatTask> ReadChatTask(const ServiceState& state, const Json& json) {
-  RequestFields fields(json);
+StatusOr<ChatTask> ReadChatTask(const ServiceState& state, RequestFields* fields) {
   ChatTask task;
-  KVL_RETURN_IF_ERROR(ReadMessages(state, &fields, &task));
-  KVL_RETURN_IF_ERROR(ReadTools(state, &fields, &task));
-  KVL_RETURN_IF_ERROR(ReadChatToolChoice(&fields, &task));
-  task.parallel_tool_calls = fields.Bool("parallel_tool_calls").value_or(true);
-  if (const Json* const arguments = fields.Object("chat_template_kwargs")) {
+  KVL_RETURN_IF_ERROR(ReadMessages(state, fields, &task));
+  KVL_RETURN_IF_ERROR(ReadTools(state, fields, &task));
+  KVL_RETURN_IF_ERROR(ReadChatToolChoice(fields, &task));
+  task.parallel_tool_calls = fields->Bool("parallel_tool_calls").value_or(true);
+  if (const Json* const arguments = fields->Object("chat_template_kwargs")) {
     task.template_arguments = *arguments;
   }
-  if (const Json* const documents = fields.Array("documents")) task.documents = *documents;
-  task.opens_answer = fields.Bool("add_generation_prompt").value_or(true);
-  task.continues_last = fields.Bool("continue_final_message").value_or(false);
-  const Json* const format = fields.Object("response_format");
-  KVL_RETURN_IF_ERROR(fields.status());
+  if (const Json* const documents = fields->Array("documents")) task.documents = *documents;
+  task.opens_answer = fields->Bool("add_generation_prompt").value_or(true);
+  task.continues_last = fields->Bool("continue_final_message").value_or(false);
+  const Json* const format = fields->Object("response_format");
+  KVL_RETURN_IF_ERROR(fields->status());
   constexpr std::array<std::string_view, 4> kOwn = {"messages", "tools", "documents",
                                                     "add_generation_prompt"};
   for (const std::string_view own : kOwn) {
@@ -294,10 +293,8 @@ StatusOr<ChatTask> ReadChatTask(const ServiceState& state, const Json& json) {
   return task;
 }
 
-StatusOr<TokenizedChat> TokenizeChat(const ServiceState& state, const ChatTask& task,
-                                     std::string_view messages_param,
-                                     std::string_view format_param) {
-  TokenizedChat chat;
+StatusOr<ChatPrompt> RenderChat(const ServiceState& state, const ChatTask& task,
+                                std::string_view messages_param, std::string_view format_param) {
   StatusOr<ChatPrompt> prompt = state.tool_support().Render(task);
   // To repeat a request that a template takes too long for would not help.
   if (prompt.status().code() == StatusCode::kResourceExhausted) {
@@ -312,11 +309,23 @@ StatusOr<TokenizedChat> TokenizeChat(const ServiceState& state, const ChatTask& 
     if (message.starts_with("response_format")) return WithParam(prompt.status(), format_param);
     return WithParam(prompt.status(), messages_param);
   }
-  chat.prompt = *std::move(prompt);
-  const MarkedText& text = chat.prompt.text;
+  return prompt;
+}
+
+std::vector<int32_t> TokensOf(const ServiceState& state, const ChatPrompt& prompt) {
+  const MarkedText& text = prompt.text;
   std::span<const TextRange> plain = text.inputs;
   if (state.context().reads_control_tokens) plain = {};
-  chat.tokens = state.tokenizer().TokenizeMarked(text.text, state.context().chat_adds_bos, plain);
+  return state.tokenizer().TokenizeMarked(text.text, state.context().chat_adds_bos, plain);
+}
+
+StatusOr<TokenizedChat> TokenizeChat(const ServiceState& state, const ChatTask& task,
+                                     std::string_view messages_param,
+                                     std::string_view format_param) {
+  TokenizedChat chat;
+  KVL_ASSIGN_OR_RETURN(chat.prompt, RenderChat(state, task, messages_param, format_param));
+  KVL_RETURN_IF_ERROR(state.CheckText(chat.prompt.text.text, messages_param));
+  chat.tokens = TokensOf(state, chat.prompt);
   return chat;
 }
 

@@ -9,7 +9,7 @@ namespace kvlathe::api {
 // Reads what /v1/chat/completions (and /tokenize, /apply-template) has of a conversation: messages,
 // tools, tool_choice, parallel_tool_calls, response_format, documents, add_generation_prompt,
 // continue_final_message and chat_template_kwargs.
-StatusOr<ChatTask> ReadChatTask(const ServiceState& state, const Json& json);
+StatusOr<ChatTask> ReadChatTask(const ServiceState& state, RequestFields* fields);
 
 // A text, or a list of parts {"type": one of `types`, "text"}, which are put together. Null: "".
 // kInvalidArgument for everything else, kUnimplemented for parts of other types, by name.
@@ -31,8 +31,13 @@ Status SetToolChoice(const Json* choice, std::optional<std::string> named, ChatT
 StatusOr<ResponseFormat> ReadFormat(const Json& format, const std::string& path,
                                     bool schema_is_nested);
 
-// The prompt of a task as token ids, and what goes with it. Errors name the field that the template
-// or the grammar does not support.
+// The prompt of a task as text, and what goes with it. Errors name the field that the template or
+// the grammar does not support.
+StatusOr<ChatPrompt> RenderChat(const ServiceState& state, const ChatTask& task,
+                                std::string_view messages_param = "messages",
+                                std::string_view format_param = "response_format");
+std::vector<int32_t> TokensOf(const ServiceState& state, const ChatPrompt& prompt);
+// Both, for an answer: kInvalidArgument also for a text that cannot fit the context.
 struct TokenizedChat {
   ChatPrompt prompt;
   std::vector<int32_t> tokens;

@@ -36,7 +36,9 @@ struct CompletionRequest {
   }
 };
 
-CompletionPrompt TextPrompt(const ServiceState& state, std::string text, bool adds_special) {
+StatusOr<CompletionPrompt> TextPrompt(const ServiceState& state, std::string text,
+                                      bool adds_special) {
+  KVL_RETURN_IF_ERROR(state.CheckText(text, "prompt"));
   CompletionPrompt prompt;
   prompt.tokens = state.tokenizer().Tokenize(text, adds_special);
   // What the tokenizer adds stands in front of any text, also of none.
@@ -69,7 +71,9 @@ StatusOr<std::vector<CompletionPrompt>> ReadPrompts(const ServiceState& state, c
   if (json == nullptr) return FieldError("prompt", "it is missing; {}", kForms);
   std::vector<CompletionPrompt> prompts;
   if (json->is_string()) {
-    prompts.push_back(TextPrompt(state, json->get<std::string>(), adds_special));
+    KVL_ASSIGN_OR_RETURN(CompletionPrompt prompt,
+                         TextPrompt(state, json->get<std::string>(), adds_special));
+    prompts.push_back(std::move(prompt));
     return prompts;
   }
   if (!json->is_array() || json->empty()) {
@@ -90,12 +94,10 @@ StatusOr<std::vector<CompletionPrompt>> ReadPrompts(const ServiceState& state, c
     if (has_texts ? !item.is_string() : !item.is_array()) {
       return FieldError("prompt", "the list has {} in it; {}", KindOf(item), kForms);
     }
-    if (has_texts) {
-      prompts.push_back(TextPrompt(state, item.get<std::string>(), adds_special));
-    } else {
-      KVL_ASSIGN_OR_RETURN(CompletionPrompt prompt, TokenPrompt(state, item));
-      prompts.push_back(std::move(prompt));
-    }
+    KVL_ASSIGN_OR_RETURN(CompletionPrompt prompt,
+                         has_texts ? TextPrompt(state, item.get<std::string>(), adds_special)
+                                   : TokenPrompt(state, item));
+    prompts.push_back(std::move(prompt));
   }
   return prompts;
 }
@@ -108,8 +110,8 @@ Status CheckPrompts(const ServiceState& state, const CompletionRequest& request)
   }
   for (const CompletionPrompt& prompt : request.prompts) {
     if (prompt.tokens.empty()) return FieldError("prompt", "a prompt has no tokens");
-    // Without max_tokens the answer gets what is left; one token is always computed.
-    const int64_t n_answer = std::max<int64_t>(request.max_tokens.value_or(1), 1);
+    // Without max_tokens the answer gets what is left.
+    const int64_t n_answer = request.max_tokens.value_or(1);
     KVL_RETURN_IF_ERROR(state.CheckLength(std::ssize(prompt.tokens), n_answer, "prompt"));
   }
   return OkStatus();
@@ -138,6 +140,7 @@ StatusOr<CompletionRequest> ReadCompletionRequest(const ServiceState& state, con
   KVL_RETURN_IF_ERROR(fields.status());
   KVL_ASSIGN_OR_RETURN(request.prompts, ReadPrompts(state, fields.Find("prompt"), adds_special));
   KVL_RETURN_IF_ERROR(CheckPrompts(state, request));
+  request.options.unknown_fields = fields.Unasked();
   return request;
 }
 

@@ -236,6 +236,54 @@ TEST_F(CompletionsTest, EndsBeforeAStopThatChunksCut) {
   }
 }
 
+TEST_F(CompletionsTest, APromptThatBeginsWithBosGetsNoSecondOne) {
+  const auto n_prompt = [&](const char* prompt) {
+    const Json json = Answer(kCompletionsPath, {{"prompt", prompt}, {"max_tokens", 1}});
+    return json["usage"]["prompt_tokens"].get<int>();
+  };
+  EXPECT_EQ(n_prompt("<s>hi"), n_prompt("hi"));
+  EXPECT_EQ(n_prompt("<s><s>hi"), n_prompt("hi") + 1);
+}
+
+TEST_F(CompletionsTest, ARateIsForLevelsThatHaveRates) {
+  const Json error = Answer(kCompletionsPath, {{"prompt", "hi"}, {"rate", 0.5}}, 400)["error"];
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("rate"));
+}
+
+TEST_F(CompletionsTest, APromptMayFillTheContextWhereNothingIsToBeGenerated) {
+  const Json body = {
+      {"prompt", std::vector<int>(256, 5)}, {"max_tokens", 0}, {"echo", true}, {"logprobs", 1}};
+  const Json json = Answer(kCompletionsPath, body);
+  EXPECT_EQ(json["usage"]["completion_tokens"], 0);
+  EXPECT_EQ(json["choices"][0]["logprobs"]["tokens"].size(), 256u);
+  Json longer = body;
+  longer["prompt"] = std::vector<int>(257, 5);
+  Answer(kCompletionsPath, longer, 400);
+  Json generates = body;
+  generates["max_tokens"] = 1;
+  Answer(kCompletionsPath, generates, 400);
+}
+
+TEST_F(CompletionsTest, TellsTheObserverOfFieldsThatItDoesNotKnow) {
+  Json body = {{"prompt", kPrompt}, {"max_tokens", 1}, {"user", "somebody"}, {"echo", nullptr}};
+  Answer(kCompletionsPath, body);
+  EXPECT_TRUE(observer_.ended.back().unknown_fields.empty());
+  body["temprature"] = 0.5;
+  body[std::string(100, 'x')] = 1;
+  body["absent"] = nullptr;
+  Answer(kCompletionsPath, body);
+  const std::vector<std::string> expected = {"temprature", std::string(64, 'x')};
+  EXPECT_EQ(observer_.ended.back().unknown_fields, expected);
+  const Json chat = {{"messages", {{{"role", "user"}, {"content", "Hello"}}}},
+                     {"max_tokens", 1},
+                     {"documents", nullptr},
+                     {"functons", 1}};
+  Answer("/v1/chat/completions", chat);
+  EXPECT_EQ(observer_.ended.back().unknown_fields, std::vector<std::string>{"functons"});
+  Answer("/v1/responses", {{"input", "Hello"}, {"max_output_tokens", 1}, {"inputs", 1}});
+  EXPECT_EQ(observer_.ended.back().unknown_fields, std::vector<std::string>{"inputs"});
+}
+
 TEST_F(CompletionsTest, TakesTheLevelThatARequestNames) {
   for (const Json& kv : {Json("int8"), Json("1"), Json(1)}) {
     Answer(kCompletionsPath, {{"prompt", kPrompt}, {"kv", kv}, {"max_tokens", 1}});
@@ -313,6 +361,10 @@ TEST_F(CompletionsTest, NamesTheFieldThatIsWrong) {
       {"frequency_penalty", -2.1},
       {"logit_bias", {{"4096", 1}}},
       {"logit_bias", {{"x", 1}}},
+      {"logit_bias", {{"5", 1}, {"05", 2}}},
+      {"logit_bias", {{"-0", 2}}},
+      {"stream_options", {{"include_usage", true}}},
+      {"rate", 1.5},
       {"logit_bias", {{"1", 101}}},
       {"logit_bias", Json::array()},
       {"seed", 1.5},

@@ -42,9 +42,13 @@ void ReadLogitBias(RequestFields* fields, int vocab_size, SamplingParams* sampli
   for (const auto& [text, bias] : biases->items()) {
     int32_t id = -1;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
-    if (error != std::errc() || end != text.data() + text.size() || id < 0 || id >= vocab_size) {
+    const bool is_number = error == std::errc() && end == text.data() + text.size();
+    if (!is_number || id < 0 || id >= vocab_size) {
       return fields->Fail(
           FieldError("logit_bias", "token ids go from 0 to {}, as text", vocab_size - 1));
+    }
+    if (std::to_string(id) != text) {  // another key may be the same id
+      return fields->Fail(FieldError("logit_bias", "write token {} as \"{}\"", id, id));
     }
     if (!bias.is_number() || !(std::abs(bias.get<double>()) <= 100)) {
       return fields->Fail(FieldError("logit_bias", "give numbers from -100 to 100"));
@@ -108,6 +112,9 @@ void ReadStreaming(RequestFields* fields, GenerationOptions* options) {
   RequestFields stream_options(*json, "stream_options.");
   options->streams_usage = stream_options.Bool("include_usage").value_or(false);
   fields->Fail(stream_options.status());
+  if (!options->is_stream) {
+    fields->Fail(FieldError("stream_options", "it goes with stream: true only"));
+  }
 }
 
 }  // namespace
@@ -118,6 +125,12 @@ GenerationOptions ReadGenerationOptions(const ServiceState& state, RequestFields
   ReadSampling(fields, state.vocab_size(), &options.sampling);
   ReadStops(state.limits(), fields, &options);
   ReadStreaming(fields, &options);
+  options.rate = fields->Number("rate", 0, 1);
+  // What OpenAI's API has for its own accounts and stores.
+  for (const char* name :
+       {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}) {
+    fields->Ignore(name);
+  }
   options.ignores_end = fields->Bool("ignore_eos").value_or(false);
   options.min_tokens = static_cast<int>(
       fields->Integer("min_tokens", 0, state.context().context_tokens).value_or(0));

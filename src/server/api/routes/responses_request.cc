@@ -171,6 +171,7 @@ StatusOr<ResponsesRequest> ReadResponsesRequest(const ServiceState& state, const
   KVL_ASSIGN_OR_RETURN(
       request.max_tokens,
       ReadChatMaxTokens(state, kMaxTokensNames, std::ssize(request.chat.tokens), "input", &fields));
+  request.options.unknown_fields = fields.Unasked();
   return request;
 }
 

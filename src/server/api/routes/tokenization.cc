@@ -36,7 +36,7 @@ StatusOr<Json> TokenizeContent(const ServiceState& state, RequestFields* fields)
 }
 
 // vLLM: {"prompt"} or {"messages"} -> {"count","max_model_len","tokens","token_strs"}.
-StatusOr<Json> TokenizePrompt(const ServiceState& state, const Json& json, RequestFields* fields) {
+StatusOr<Json> TokenizePrompt(const ServiceState& state, RequestFields* fields) {
   const auto prompt = fields->String("prompt");
   const bool returns_texts = fields->Bool("return_token_strs").value_or(false);
   const bool adds_special = fields->Bool("add_special_tokens").value_or(true);
@@ -45,9 +45,9 @@ StatusOr<Json> TokenizePrompt(const ServiceState& state, const Json& json, Reque
   if (prompt) {
     ids = state.tokenizer().Tokenize(*prompt, adds_special);
   } else if (fields->Has("messages")) {
-    KVL_ASSIGN_OR_RETURN(const ChatTask task, ReadChatTask(state, json));
-    KVL_ASSIGN_OR_RETURN(TokenizedChat chat, TokenizeChat(state, task));
-    ids = std::move(chat.tokens);
+    KVL_ASSIGN_OR_RETURN(const ChatTask task, ReadChatTask(state, fields));
+    KVL_ASSIGN_OR_RETURN(const ChatPrompt chat, RenderChat(state, task));
+    ids = TokensOf(state, chat);
   } else {
     return FieldError("prompt", "give prompt, messages or content");
   }
@@ -67,7 +67,7 @@ StatusOr<Json> Tokenize(const ServiceState& state, std::string_view body) {
   RequestFields fields(json);
   KVL_RETURN_IF_ERROR(CheckModel(state, &fields));
   if (fields.Has("content")) return TokenizeContent(state, &fields);
-  return TokenizePrompt(state, json, &fields);
+  return TokenizePrompt(state, &fields);
 }
 
 StatusOr<Json> Detokenize(const ServiceState& state, std::string_view body) {
@@ -110,9 +110,9 @@ void HandleApplyTemplate(const ServiceState& state, const ExchangePtr& exchange)
     KVL_ASSIGN_OR_RETURN(const Json json, state.ParseBody(exchange->request().body));
     RequestFields fields(json);
     KVL_RETURN_IF_ERROR(CheckModel(state, &fields));
-    KVL_ASSIGN_OR_RETURN(const ChatTask task, ReadChatTask(state, json));
-    KVL_ASSIGN_OR_RETURN(TokenizedChat chat, TokenizeChat(state, task));
-    return Json{{"prompt", std::move(chat.prompt.text.text)}};
+    KVL_ASSIGN_OR_RETURN(const ChatTask task, ReadChatTask(state, &fields));
+    KVL_ASSIGN_OR_RETURN(ChatPrompt chat, RenderChat(state, task));
+    return Json{{"prompt", std::move(chat.text.text)}};
   };
   Answer(exchange, apply());
 }
