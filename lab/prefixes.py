@@ -37,7 +37,7 @@ class RequestFailed(Exception):
 
 def ask(port, messages, max_tokens):
     """Answers (text, seconds to the first of it, usage)."""
-    body = json.dumps({"model": "m", "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True,
+    body = json.dumps({"messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True,
                        "stream_options": {"include_usage": True}})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=3600)
     begin, first, text, usage = time.monotonic(), None, "", None

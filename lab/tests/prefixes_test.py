@@ -21,6 +21,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert "model" not in body, "a server has one model, and refuses others"
         text = "".join(m["content"] for m in body["messages"])
         n_same = max((len(a) for b in seen if (a := b[:200]) == text[:200]), default=0) if stores else 0
         seen.append(text)
