@@ -1,4 +1,4 @@
-// Any bytes as the body of any POST: one answer comes, of a status that docs/server.md has, its
+// Any bytes as the body of any POST: one answer comes, of a status that docs/server_api.md has, its
 // JSON is well-formed, errors have their four fields, and the engine is empty behind it.
 //
 // The first byte of an input chooses the route. The model is small and random, and its tokens are

@@ -55,15 +55,15 @@ ApiError NotServed(std::string_view path) {
             "this server keeps no responses; send the whole conversation as input of POST "
             "/v1/responses"};
   }
-  return {
-      501, "not_supported_error", "not_supported", "",
-      fmt::format("{}: this server has no such service; docs/server.md lists its routes", path)};
+  return {501, "not_supported_error", "not_supported", "",
+          fmt::format("{}: this server has no such service; docs/server_api.md lists its routes",
+                      path)};
 }
 
 ApiError NotFound(const http::Request& request) {
   return {404, "invalid_request_error", "not_found", "",
-          fmt::format("{} {}: there is no such route; docs/server.md lists them", request.method,
-                      request.path)};
+          fmt::format("{} {}: there is no such route; docs/server_api.md lists them",
+                      request.method, request.path)};
 }
 
 Status TooManyLongRequests() {

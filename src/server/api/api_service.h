@@ -1,6 +1,6 @@
 // The service answers the OpenAI API: it goes from an HTTP request to requests of the engine, and
 // from tokens to the answer.
-// docs/server.md, "API", has the fields of every route.
+// docs/server_api.md has the fields of every route.
 #pragma once
 
 #include <cstdint>

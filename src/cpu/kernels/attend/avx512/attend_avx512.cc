@@ -388,8 +388,8 @@ void AttendPanel(const Panel& panel) {
   }
 }
 
-// From so many rows on, codes of split bits are read as integers once for all of them; fewer rows
-// read them as Bf16 numbers on their way into the dots. A row's bits depend on which it is.
+// From so many rows on, codes of split bits become integers once for all of them; for fewer rows
+// they become Bf16 numbers on their way into the dots, which gives a row other bits.
 constexpr int kMinIntegerRows = 4;
 
 bool ReadsIntegers(const AttendParams& p) {
