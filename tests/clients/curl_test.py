@@ -16,7 +16,7 @@ from server_under_test import Server  # noqa: E402
 
 KVLATHE, MODEL = sys.argv[1], pathlib.Path(sys.argv[2])
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PAGES = ["README.md", "docs/server.md", "docs/deploy.md"]
+PAGES = ["README.md", "docs/server.md", "docs/server_api.md", "docs/deploy.md"]
 
 
 def commands_of(page):
