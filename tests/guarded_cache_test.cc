@@ -47,7 +47,7 @@ class GuardedCache : public ::testing::TestWithParam<SequenceCase> {
     feed(original.get(), 70, 2, 1);
     const SequenceIdentity identity = {Spec::Parse(GetParam().spec)->ToString(), "a model"};
     const std::string path = folder_ / "sequence";
-    EXPECT_TRUE(SaveSequence(*original, model->layout(), identity, "", path).ok());
+    EXPECT_TRUE(SaveSequence(*original, identity, "", path).ok());
     auto restored = new_cache();
     const auto state = RestoreSequence(path, {identity, &model->layout(), 1024}, restored.get());
     EXPECT_TRUE(state.ok()) << state.status();
@@ -113,7 +113,7 @@ std::vector<std::vector<int32_t>> Answers(Model* model, int64_t budget) {
   const ScratchFolder folder;
   const SequenceIdentity identity = {"none", "a model"};
   const std::string path = folder / "session";
-  EXPECT_TRUE(SaveSession(session, model->layout(), identity, path).ok());
+  EXPECT_TRUE(SaveSession(session, identity, path).ok());
   session = {};
   auto loaded = LoadSession(path, {identity, &model->layout(), 512}, kSmallVocabulary, &pool);
   EXPECT_TRUE(loaded.ok()) << loaded.status();

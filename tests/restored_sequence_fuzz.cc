@@ -185,7 +185,7 @@ class Case {
     cache.set_n_prompt(kPrompt, kStep * kSaves);
     KVL_CHECK(Feed(kPrompt, &cache).ok());
     for (int i = 0; i < kSaves; ++i) {
-      KVL_CHECK(SaveSequence(cache, model_->layout(), identity_, "state", path).ok());
+      KVL_CHECK(SaveSequence(cache, identity_, "state", path).ok());
       saved_.push_back(ReadAll(path));
       for (int t = 0; t < kStep; ++t) KVL_CHECK(Feed(1, &cache).ok());
     }

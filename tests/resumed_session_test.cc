@@ -92,7 +92,7 @@ class ResumedSession : public testing::TestWithParam<ModelCase> {
   // Through a file, into a pool of its own.
   Session Stored(const Session& session, BlockPool* pool) {
     const std::string path = folder_ / "session";
-    const Status saved = SaveSession(session, model_->layout(), identity_, path);
+    const Status saved = SaveSession(session, identity_, path);
     EXPECT_TRUE(saved.ok()) << saved;
     auto loaded = LoadSession(path, {identity_, &model_->layout(), 1024}, kSmallVocabulary, pool);
     EXPECT_TRUE(loaded.ok()) << loaded.status();

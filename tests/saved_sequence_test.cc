@@ -73,7 +73,7 @@ class SavedSequence : public testing::TestWithParam<DType> {
     original.set_n_prompt(n_prompt, 50);
     Feed(model, &original, RandomTokens(n_prompt, 1));
     const std::string path = folder_ / "sequence";
-    ASSERT_TRUE(SaveSequence(original, model->layout(), identity, "", path).ok());
+    ASSERT_TRUE(SaveSequence(original, identity, "", path).ok());
     const auto state = RestoreSequence(path, {identity, &model->layout(), 512}, &restored);
     ASSERT_TRUE(state.ok()) << state.status();
     // Tokens one by one over the end of a block, then a second prompt.
@@ -85,7 +85,7 @@ class SavedSequence : public testing::TestWithParam<DType> {
     const std::string expected = Feed(model, &original, more);
     EXPECT_EQ(Feed(model, &restored, more), expected);
     // Once more, long after the prompt.
-    ASSERT_TRUE(SaveSequence(restored, model->layout(), identity, "", path).ok());
+    ASSERT_TRUE(SaveSequence(restored, identity, "", path).ok());
     SequenceCache again(&model->layout(), &other_pool);
     ASSERT_TRUE(RestoreSequence(path, {identity, &model->layout(), 512}, &again).ok());
     const std::vector<int32_t> last = RandomTokens(30, 4);
@@ -199,7 +199,7 @@ TEST_P(SavedSequence, GoesOnInThePromptWithWholeKeys) {
   original.set_n_prompt(200, 50);
   Feed(model.get(), &original, RandomTokens(150, 1));
   const std::string path = folder_ / "sequence";
-  ASSERT_TRUE(SaveSequence(original, layout, identity, "", path).ok());
+  ASSERT_TRUE(SaveSequence(original, identity, "", path).ok());
   const auto state = RestoreSequence(path, {identity, &layout, 512}, &restored);
   ASSERT_TRUE(state.ok()) << state.status();
   EXPECT_EQ(restored.bytes().total(), original.bytes().total());

@@ -118,6 +118,7 @@ int Main(int argc, char** argv) {
   AddEvalVerb(&verbs);
   AddInspectVerb(&verbs);
   AddSpecsVerb(&verbs);
+  AddPrefixVerb(&verbs);
   AddTokenizeVerb(&verbs);
   AddConvertVerb(&verbs);
   AddBenchVerb(&verbs);

@@ -63,6 +63,7 @@ void AddChartVerb(Verbs* verbs);
 void AddEvalVerb(Verbs* verbs);
 void AddInspectVerb(Verbs* verbs);
 void AddSpecsVerb(Verbs* verbs);
+void AddPrefixVerb(Verbs* verbs);
 void AddTokenizeVerb(Verbs* verbs);
 void AddConvertVerb(Verbs* verbs);
 void AddBenchVerb(Verbs* verbs);

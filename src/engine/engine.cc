@@ -105,11 +105,12 @@ Engine::Engine(std::vector<Model*> levels, BlockPool* pool, const EngineOptions&
       batches_(levels_.size()),
       merged_(levels_.size()),
       pacing_(options.prompt_share),
-      prefixes_(pool, options.prefix_bytes) {
+      prefixes_(pool, options.prefix_bytes, options.archive) {
   KVL_CHECK(!levels_.empty());
   KVL_CHECK_GE(options_.max_batch_tokens, 1);
   KVL_CHECK_GE(options_.max_sequences, 1);
   KVL_CHECK_GE(options_.prefix_bytes, 0);
+  KVL_CHECK(options_.archive == nullptr || options_.identities.size() == levels_.size());
   KVL_CHECK(options_.prompt_share > 0 && options_.prompt_share <= 1);
 }
 
@@ -133,6 +134,9 @@ StatusOr<std::unique_ptr<EngineSequence>> Engine::MakeSequence(Request request, 
   KVL_RETURN_IF_ERROR(CheckRequest(request, *session, levels_));
   KVL_ASSIGN_OR_RETURN(const CacheLayout* const layout, LayoutFor(request, *session));
   auto sequence = std::make_unique<Sequence>(std::move(request), std::move(*session), layout);
+  if (options_.archive != nullptr) {
+    sequence->prefix_key.identity = &options_.identities[sequence->request.level];
+  }
   const int64_t needed_bytes = LeastBytesAlone(*layout, sequence->max_positions(),
                                                options_.max_batch_tokens, sequence->n_prompt);
   if (needed_bytes > budget_bytes_) {
@@ -189,6 +193,7 @@ void Engine::AdmitWaiting() {
 }
 
 void Engine::ShareTokenBudget() {
+  is_fetching_ = false;
   int64_t n_left = options_.max_batch_tokens;
   const int64_t row_bytes = levels_.front()->config().vocab_size * int64_t{sizeof(float)};
   int64_t n_rows_left = std::max<int64_t>(1, kMaxPromptLogitBytes / row_bytes);
@@ -214,6 +219,8 @@ void Engine::PreemptNewest() {
   running_.pop_back();
   inbox_.set_n_running(running_.size());
   merged_[newest->request.level].Add(newest->MeasureMerging());
+  const auto cached = std::span(newest->tokens).first(newest->n_cached());
+  prefixes_.SaveNow(newest->prefix_key, cached, *newest->cache);
   newest->DropCache();
   const RequestId id = newest->id;
   waiting_.push_front(std::move(newest));
@@ -461,7 +468,10 @@ bool Engine::Step() {
     ++n_steps_;
     KeepPrefixes();
     Compute(work);
+  } else if (is_fetching_) {
+    options_.archive->WaitForChange(std::chrono::milliseconds(2));
   }
+  prefixes_.Tend();
   return !inbox_.is_empty();
 }
 

@@ -35,6 +35,10 @@ struct EngineOptions {
   // request which begins with the same tokens begins behind them (prefixes/prefix_store.h). They
   // are given up as soon as a sequence needs them. 0: every request reads its prompt itself.
   int64_t prefix_bytes = 0;
+  // Where they are kept on disk, too; outlives the engine. Null: nowhere.
+  PrefixArchive* archive = nullptr;
+  // With an archive: what each level is to it. [n_levels]
+  std::vector<SequenceIdentity> identities;
   // Asked before every step, on the thread that steps; may read what a signal handler or another
   // thread sets. Once it says yes, the step cancels all requests in place of computing anything.
   // None: nothing interrupts.
@@ -70,7 +74,9 @@ struct EngineOptions {
 // would: the prompt of the cache is the first one's then. What is stored is given up before any
 // cache of a request is. A request whose tokens an older one is reading waits for it, so that
 // several answers to one prompt read it once. Prompts whose log-probabilities are asked for are
-// read anew.
+// read anew. With an archive they outlive the process; a request waits for what is read from there
+// while the others go on, and what is preempted is written there and comes back from there in place
+// of being computed again.
 //
 // A request that fails harms no other. What comes of one sequence (rows or logits that are not
 // finite, no memory to seal or drop what it holds, no room for it alone in a pool that others use)
@@ -135,6 +141,9 @@ class Engine {
   // Ends a WaitForWork that has begun, or the next one.
   void Wake() { inbox_.Wake(); }
 
+  // Whether steps without work have something to copy for the archive, soon and one after the other.
+  bool is_saving_prefixes() const { return prefixes_.is_saving(); }
+
   int n_running() const { return inbox_.n_running(); }
   int n_waiting() const { return inbox_.n_waiting(); }
 
@@ -154,6 +163,7 @@ class Engine {
   void ShareTokenBudget();
   PrefixStore::Question QuestionOf(const Sequence& sequence) const;
   bool WaitsForPrefix(const Sequence& sequence);
+  bool Fetches(Sequence* sequence);
   bool BeginsNow(Sequence* sequence);
   void KeepPrefixes();
   void StorePrefixes(Sequence* sequence);
@@ -189,6 +199,7 @@ class Engine {
   int64_t n_steps_ = 0;
   PromptPacing pacing_;
   PrefixStore prefixes_;
+  bool is_fetching_ = false;  // some sequence of the step waits for the archive
   std::vector<std::unique_ptr<Sequence>> arrived_;  // for the inbox to fill
   std::vector<RequestId> to_cancel_;
 };

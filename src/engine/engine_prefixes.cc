@@ -41,11 +41,25 @@ bool Engine::WaitsForPrefix(const Sequence& s) {
   return false;
 }
 
+// Whether it waits for what is being read from disk, which a disk that does not answer may delay but
+// not prevent.
+bool Engine::Fetches(Sequence* s) {
+  constexpr double kLongestWait = 5;  // seconds
+  if (options_.archive == nullptr) return false;
+  if (!s->since_fetch.has_value()) s->since_fetch.emplace();
+  if (s->since_fetch->Seconds() > kLongestWait || !prefixes_.Fetches(QuestionOf(*s))) {
+    s->since_fetch.reset();
+    return false;
+  }
+  is_fetching_ = true;
+  return true;
+}
+
 // Of a sequence without a position in its cache: it begins behind what is stored of its tokens, or
 // at the beginning; or not yet.
 bool Engine::BeginsNow(Sequence* s) {
   if (!prefixes_.Takes(*s->layout) || s->LacksPromptLogprobs()) return true;
-  if (WaitsForPrefix(*s)) return false;
+  if (WaitsForPrefix(*s) || Fetches(s)) return false;
   PrefixStore::Found found = prefixes_.Find(QuestionOf(*s));
   const int n_tokens = found.cache == nullptr ? 0 : found.cache->n_tokens();
   if (found.cache != nullptr) s->BeginBehind(std::move(found.cache));

@@ -34,7 +34,7 @@ EngineSequence::EngineSequence(Request r, Session session, const CacheLayout* ca
     turn_ends.push_back(static_cast<int>(n_given));
   }
   n_prompt = cache == nullptr ? turn_ends.front() : cache->n_prompt();
-  prefix_key = {layout, request.prefix_salt};
+  prefix_key = {.layout = layout, .salt = request.prefix_salt};
   if (session.sampling.seed == request.sampling.seed) sampler.set_n_draws(session.n_draws);
   EnterTurns();
   if (request.prompt_logprobs) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/clock.h"
@@ -35,6 +36,7 @@ struct EngineSequence {
   int64_t n_prompt = 0;         // where the prompt ends in the cache
   PrefixKey prefix_key;
   bool has_asked_prefixes = false;
+  std::optional<Stopwatch> since_fetch;  // while it waits for the archive
   std::vector<int> prefix_ends;  // where a part of the cache is to be kept (PrefixStore), rising
   std::vector<std::unique_ptr<SequenceCache>> kept_prefixes;  // by the step that is under way
   std::unique_ptr<SequenceCache> cache;

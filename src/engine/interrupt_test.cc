@@ -166,7 +166,7 @@ TEST_F(InterruptTest, ASessionThatWasCancelledGoesOnToTheSameTokens) {
     const int n_left = 20 - static_cast<int>(session.tokens.size() - 35);
     EXPECT_EQ(n_left, n_steps == 9 ? 14 : n_steps == 4 ? 19 : 20);
     EXPECT_EQ(session.cache != nullptr, n_steps >= 4);
-    EXPECT_EQ(SaveSession(session, model_->layout(), {}, path).ok(), n_steps >= 4);
+    EXPECT_EQ(SaveSession(session, {}, path).ok(), n_steps >= 4);
     Request further;
     further.max_tokens = n_left;
     EXPECT_EQ(run(std::move(further), -1, std::move(session)).tokens, expected) << n_steps;

@@ -95,15 +95,15 @@ StatusOr<Session> ParseSessionState(std::string_view state, int vocab_size, std:
   return session;
 }
 
-Status SaveSession(const Session& session, const CacheLayout& layout,
-                   const SequenceIdentity& identity, const std::string& path) {
+Status SaveSession(const Session& session, const SequenceIdentity& identity,
+                   const std::string& path) {
   if (session.cache == nullptr) {
     return Error(StatusCode::kInvalidArgument,
                  "{}: not written: the request ended before its prompt was read, and there is no "
                  "cache to save",
                  path);
   }
-  return SaveSequence(*session.cache, layout, identity, SessionState(session), path);
+  return SaveSequence(*session.cache, identity, SessionState(session), path);
 }
 
 StatusOr<Session> LoadSession(const std::string& path, const SequencePlace& place, int vocab_size,

@@ -39,10 +39,10 @@ std::string SessionState(const Session& session);
 // kDataLoss, or kUnimplemented for a later version, in a line that begins with `name`.
 StatusOr<Session> ParseSessionState(std::string_view state, int vocab_size, std::string_view name);
 
-// Writes the file atomically (kv/blocks/sequence_file.h). `layout` is that of the cache.
-// kInvalidArgument when the session has none.
-Status SaveSession(const Session& session, const CacheLayout& layout,
-                   const SequenceIdentity& identity, const std::string& path);
+// Writes the file atomically (kv/blocks/sequence_file.h). kInvalidArgument when the session has no
+// cache.
+Status SaveSession(const Session& session, const SequenceIdentity& identity,
+                   const std::string& path);
 
 // Errors are those of RestoreSequence; kDataLoss also when the state does not fit the cache or the
 // vocabulary. `pool` outlives the session.

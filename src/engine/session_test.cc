@@ -112,7 +112,7 @@ TEST(SessionFile, WithAnotherStateIsRefusedAndHoldsNoMemory) {
     pool.device().Fill(cache.head(0, 0).sink_k(), std::byte{0},
                        SinkBytes(layout, layout.shapes[0]));
     const auto load = [&](std::string_view state) {
-      EXPECT_TRUE(SaveSequence(cache, layout, identity, state, path).ok());
+      EXPECT_TRUE(SaveSequence(cache, identity, state, path).ok());
       return LoadSession(path, {identity, &layout, 4096}, kVocabulary, &pool).status();
     };
     // Of seven tokens six or seven have positions.

@@ -26,7 +26,7 @@ void SyncFolderOf(const std::string& path) {
 
 }  // namespace
 
-StatusOr<AtomicFile> AtomicFile::Create(const std::string& path) {
+StatusOr<AtomicFile> AtomicFile::Create(const std::string& path, mode_t mode) {
   struct stat info = {};
   if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
     return Error(StatusCode::kInvalidArgument, "{}: cannot write: not a regular file", path);
@@ -35,7 +35,7 @@ StatusOr<AtomicFile> AtomicFile::Create(const std::string& path) {
   while (true) {
     std::string temporary_path = fmt::format("{}.tmp-{}-{}", path, ::getpid(), counter++);
     // Not mkstemp: its files are private to the user whatever the umask says.
-    const int fd = ::open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const int fd = ::open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     if (fd >= 0) return AtomicFile(path, std::move(temporary_path), fd);
     if (errno != EEXIST) return SystemError(errno, "cannot create", path);
   }

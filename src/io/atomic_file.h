@@ -1,6 +1,8 @@
 // An atomic file appears under its name only when it is complete and on disk.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -14,8 +16,9 @@ namespace kvlathe {
 class AtomicFile {
  public:
   // Fails if the folder does not take a new file, or if `path` is there and is no regular file (a
-  // rename would replace a device or a directory).
-  static StatusOr<AtomicFile> Create(const std::string& path);
+  // rename would replace a device or a directory). `mode`: who may read and write it, less what the
+  // umask takes away.
+  static StatusOr<AtomicFile> Create(const std::string& path, mode_t mode = 0666);
 
   AtomicFile(AtomicFile&& other) noexcept
       : path_(std::move(other.path_)),

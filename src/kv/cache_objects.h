@@ -150,21 +150,24 @@ class SequenceContents {
 // A head among those that share its layer record. Costs as much as there are of these.
 HeadInRun HeadInRunOf(const CacheLayout& layout, int layer_idx, int kv_head_idx);
 
-// f(layer_idx, kv_head_idx, CacheObjects) for all objects of a sequence, head by head. `contents`
-// has Of() as SequenceContents has it.
+// f(layer_idx, kv_head_idx, CacheObjects) for all objects of a layer or of a sequence, head by head.
+// `contents` has Of() as SequenceContents has it.
+template <typename Contents, typename F>
+void ForEachObjectOfLayer(const CacheLayout& layout, int layer_idx, Contents&& contents,
+                          const F& f) {
+  HeadInRun head;
+  for (int g = 0; g < layout.n_kv_heads; ++g) {
+    if (layout.OwnsLayerRecord(g)) head = HeadInRunOf(layout, layer_idx, g);
+    head.shape = layout.shape(layer_idx, g);
+    head.storage = layout.storage(layer_idx, g);
+    head.owns_layer_record = layout.OwnsLayerRecord(g);
+    ForEachObject(layout, head, contents.Of(layer_idx, g),
+                  [&](const CacheObjects& objects) { f(layer_idx, g, objects); });
+  }
+}
 template <typename Contents, typename F>
 void ForEachObject(const CacheLayout& layout, Contents&& contents, const F& f) {
-  HeadInRun head;
-  for (int l = 0; l < layout.n_layers; ++l) {
-    for (int g = 0; g < layout.n_kv_heads; ++g) {
-      if (layout.OwnsLayerRecord(g)) head = HeadInRunOf(layout, l, g);
-      head.shape = layout.shape(l, g);
-      head.storage = layout.storage(l, g);
-      head.owns_layer_record = layout.OwnsLayerRecord(g);
-      ForEachObject(layout, head, contents.Of(l, g),
-                    [&](const CacheObjects& objects) { f(l, g, objects); });
-    }
-  }
+  for (int l = 0; l < layout.n_layers; ++l) ForEachObjectOfLayer(layout, l, contents, f);
 }
 
 // Counts objects among the bytes of their part.

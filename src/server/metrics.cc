@@ -76,6 +76,9 @@ struct ServerMetrics::Series {
                                   "Prompt tokens of requests that have no first token yet.");
   Gauge& outstanding = AddGauge("kvlathe_outstanding_tokens",
                                 "Prompt tokens to read and tokens expected to be generated.");
+  Gauge& disk_files =
+      AddGauge("kvlathe_prefix_disk_files", "Files of stored prefixes that can be read.");
+  Gauge& disk_bytes = AddGauge("kvlathe_prefix_disk_bytes", "Bytes of these files.");
   Gauge& connections = AddGauge("kvlathe_http_connections", "Open connections.");
 
   Counter& preemptions =
@@ -84,6 +87,17 @@ struct ServerMetrics::Series {
       AddCounter("vllm:prefix_cache_queries_total", "Prompt tokens that were looked for in store.");
   Counter& prefix_hits = AddCounter("vllm:prefix_cache_hits_total",
                                     "Prompt tokens that were stored and not computed.");
+  Counter& disk_read =
+      AddCounter("kvlathe_prefix_disk_read_total", "Files that were read for a request.");
+  Counter& disk_written =
+      AddCounter("kvlathe_prefix_disk_written_total", "Files of prefixes that were written.");
+  Counter& disk_ignored =
+      AddCounter("kvlathe_prefix_disk_ignored_total",
+                 "Files that were torn, foreign or unreadable, and left alone.");
+  Counter& disk_failed = AddCounter("kvlathe_prefix_disk_failed_total",
+                                    "Files that could not be written, as on a full disk.");
+  Counter& disk_lost = AddCounter("kvlathe_prefix_disk_lost_total",
+                                  "Prefixes that memory gave up before they were written.");
   Counter& prompt_tokens =
       AddCounter("vllm:prompt_tokens_total", "Prompt tokens of ended requests.");
   Counter& generated = AddCounter("vllm:generation_tokens_total", "Generated tokens.");
@@ -188,6 +202,19 @@ void ServerMetrics::SetRequests(int n_running, int n_waiting) {
 void ServerMetrics::SetLoad(const QueueLoad& load) {
   series_->queued_prompt.Set(static_cast<double>(load.n_prompt_tokens));
   series_->outstanding.Set(static_cast<double>(load.total()));
+}
+
+void ServerMetrics::SetArchive(const ArchiveStats& stats) {
+  series_->disk_files.Set(static_cast<double>(stats.n_files));
+  series_->disk_bytes.Set(static_cast<double>(stats.n_bytes));
+  const auto raise_to = [](Counter& counter, int64_t n) {
+    counter.Increment(static_cast<double>(n) - counter.Value());
+  };
+  raise_to(series_->disk_read, stats.n_read);
+  raise_to(series_->disk_written, stats.n_written);
+  raise_to(series_->disk_ignored, stats.n_ignored);
+  raise_to(series_->disk_failed, stats.n_failed_writes);
+  raise_to(series_->disk_lost, stats.n_lost);
 }
 
 void ServerMetrics::SetConnections(int n_connections) { series_->connections.Set(n_connections); }

@@ -54,6 +54,8 @@ class ServerMetrics {
   void SetReferenceBytes(int64_t n_bytes);  // EngineLoad::reference_bytes
   void SetLoad(const QueueLoad& load);
   void SetConnections(int n_connections);
+  // Rising counts, and how many files there are.
+  void SetArchive(const ArchiveStats& stats);
 
   // In Prometheus' text format.
   std::string Serialize() const;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "chat/chat_ends.h"
+#include "runtime/spec_models.h"
 
 namespace kvlathe::server {
 namespace {
@@ -51,6 +52,15 @@ ServedModel OpenedModel::Describe(std::vector<std::string> names, const api::Api
   described.pool = &*model_->pool;
   described.engine = engine;
   return described;
+}
+
+StatusOr<std::vector<SequenceIdentity>> OpenedModel::Identities() const {
+  std::vector<SequenceIdentity> identities;
+  for (const SpecModel& level : model_->levels) {
+    KVL_ASSIGN_OR_RETURN(SequenceIdentity identity, IdentityOf(model_->workspace.get(), level));
+    identities.push_back(std::move(identity));
+  }
+  return identities;
 }
 
 }  // namespace kvlathe::server

@@ -19,6 +19,8 @@ class OpenedModel {
   // this, which outlives the server.
   ServedModel Describe(std::vector<std::string> names, const api::ApiLimits& limits,
                        const EngineOptions& engine);
+  // Of the levels (EngineOptions::identities).
+  StatusOr<std::vector<SequenceIdentity>> Identities() const;
 
  private:
   const ChatTemplate* chat_template() const {

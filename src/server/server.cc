@@ -80,6 +80,7 @@ Server::Server(ServedModel served, ServerOptions options)
       metrics_(model_name_, served.pool->usage().budget_bytes,
                PositionsOf(*served.pool, *served.levels.front())),
       monitor_(&metrics_),
+      archive_(served.engine.archive),
       engine_(served.levels, served.pool, Observed(served.engine, &monitor_),
               [this](const PoolUsage& usage) { metrics_.SetUsage(usage); }),
       health_(&engine_.engine(), &monitor_.step_clock(), ProbeToken(*served.api.tokenizer)) {
@@ -158,6 +159,7 @@ void Server::AnswerMetrics(http::Reply* reply) {
   metrics_.SetRequests(engine.n_running(), engine.n_waiting());
   metrics_.SetLoad(load_.load());
   metrics_.SetConnections(http_->n_connections());
+  if (archive_ != nullptr) metrics_.SetArchive(archive_->stats());
   reply->Send(
       {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = metrics_.Serialize()});
 }

@@ -89,6 +89,7 @@ class Server : public api::ApiObserver {
   ServerMetrics metrics_;
   EngineMonitor monitor_;
   LoadTracker load_;
+  const PrefixArchive* archive_;  // null: nothing is on disk
   ServingEngine engine_;
   HealthCheck health_;
   std::unique_ptr<api::ApiService> api_;

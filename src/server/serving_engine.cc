@@ -32,7 +32,7 @@ void ServingEngine::Stop() {
 void ServingEngine::Run() {
   while (!stops_) {
     // Only what comes from other threads ends the wait early: Wake, a request, a cancellation.
-    engine_.WaitForWork(std::chrono::milliseconds(1000));
+    engine_.WaitForWork(std::chrono::milliseconds(engine_.is_saving_prefixes() ? 5 : 1000));
     bool has_more = true;
     while (has_more && !stops_) {
       has_more = engine_.Step();

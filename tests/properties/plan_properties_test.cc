@@ -81,7 +81,7 @@ class PlannedSequence {
     ++session.turn_ends.back();
     session.cache = std::move(cache_);
     const CacheLayout& layout = model_->layout();
-    const Status saved = SaveSession(session, layout, identity, path);
+    const Status saved = SaveSession(session, identity, path);
     cache_ = std::move(session.cache);
     if (!saved.ok()) return Failed("SaveSession", saved);
     HostPool other_pool(kPoolBytes);

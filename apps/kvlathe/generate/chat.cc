@@ -11,7 +11,9 @@
 #include "kvlathe/generate/chat_input.h"
 #include "kvlathe/generate/generation_options.h"
 #include "kvlathe/open_workspace.h"
+#include "kvlathe/prefix_options.h"
 #include "runtime/cache_loss.h"
+#include "runtime/spec_models.h"
 
 namespace kvlathe {
 namespace {
@@ -21,6 +23,7 @@ struct ChatOptions {
   GenerationOptions generation;
   ConversationOptions conversation;
   ChatTemplateOptions chat;
+  PrefixOptions prefixes;
 };
 
 // A conversation on standard input and output.
@@ -156,6 +159,8 @@ Status RunChat(ChatOptions options) {
                  "chat takes one --kv; kvlathe compare takes several");
   }
   ConversationOptions how = options.conversation;
+  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<PrefixArchive> archive,
+                       OpenArchive(options.prefixes, NotePrefixTrouble));
   KVL_ASSIGN_OR_RETURN(how.sampling, options.generation.Checked());
   how.stops = options.generation.stops;
   if (how.max_tokens == kUntilTheEnd) how.max_tokens = std::numeric_limits<int>::max();
@@ -179,6 +184,10 @@ Status RunChat(ChatOptions options) {
   // a model follows the model's own rule instead.
   how.adds_bos = !options.chat.choice.empty() && !chat_template.prints_bos();
   how.reads_control_tokens = options.chat.reads_control_tokens;
+  if (archive != nullptr) {
+    how.archive = archive.get();
+    KVL_ASSIGN_OR_RETURN(how.identity, IdentityOf(workspace.get(), spec_model));
+  }
   Conversation conversation(&how, workspace.get(), spec_model.model.get(), &chat_template);
   Chat chat(&conversation, options.model.json);
   const Status status = chat.Converse();
@@ -206,6 +215,7 @@ void AddChatVerb(Verbs* verbs) {
                    "share of K and V elements removed, with resident=full in --kv; /rate P sets it "
                    "for the answers that follow");
   AddGenerationOptions(verb, &options->generation);
+  AddPrefixOptions(verb, &options->prefixes);
 }
 
 }  // namespace kvlathe

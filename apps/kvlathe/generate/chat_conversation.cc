@@ -13,9 +13,12 @@
 namespace kvlathe {
 namespace {
 
-// Ctrl-C ends an answer also while a long prompt is read, before there is a token.
-EngineOptions HeardBetweenSteps() {
+EngineOptions EngineOptionsOf(const ConversationOptions& conversation, int64_t kv_bytes) {
   EngineOptions options;
+  options.prefix_bytes = kv_bytes / 2;
+  options.archive = conversation.archive;
+  options.identities = {conversation.identity};
+  // Ctrl-C ends an answer also while a long prompt is read, before there is a token.
   options.is_interrupted = [] { return InterruptGuard::IsInterrupted(); };
   return options;
 }
@@ -36,7 +39,7 @@ Conversation::Conversation(const ConversationOptions* options, const Workspace* 
       template_(*chat_template),
       ends_(FindChatEnds(workspace->tokenizer(), chat_template->answer_format(false).ends)),
       pool_(workspace->kv_budget_bytes(), &model->machine().memory()),
-      engine_({model}, &pool_, HeardBetweenSteps()),
+      engine_({model}, &pool_, EngineOptionsOf(*options, pool_.usage().budget_bytes)),
       rate_(options->rate) {
   const std::vector<int>& eos_ids = workspace->config().eos_ids;
   ends_.ids.insert(ends_.ids.end(), eos_ids.begin(), eos_ids.end());
@@ -103,6 +106,12 @@ void Conversation::SettleLastAnswer(const std::string& message) {
   if (was_read()) messages_.back().content = generated;
 }
 
+bool Conversation::UsesStore() const {
+  StatusOr<const CacheLayout*> layout = &model_->layout();
+  if (rate_.has_value()) layout = model_->LayoutAt(*rate_);
+  return layout.ok() && SharesPrefixes(**layout);
+}
+
 // What is kept if the prompt goes on from it and that pays, or an empty session; then nothing is
 // kept any more.
 Session Conversation::TakeKeptFor(std::span<const int32_t> prompt) {
@@ -118,7 +127,7 @@ Session Conversation::TakeKeptFor(std::span<const int32_t> prompt) {
 
 Status Conversation::Generate(std::vector<int32_t> prompt, const TakeText& take,
                               ChatAnswer* answer) {
-  Session session = TakeKeptFor(prompt);
+  Session session = UsesStore() ? Session() : TakeKeptFor(prompt);
   answer->n_prompt = static_cast<int>(prompt.size());
   answer->n_cached = static_cast<int>(session.tokens.size());
   Request request;
@@ -148,15 +157,17 @@ Status Conversation::Generate(std::vector<int32_t> prompt, const TakeText& take,
   };
   const auto on_finish = [&](Engine::RequestId id, const RequestOutcome& outcome) {
     answer->outcome = outcome;
-    kept_ = engine_.TakeSession(id);
+    if (!UsesStore()) kept_ = engine_.TakeSession(id);
   };
   const InterruptGuard guard;
   KVL_RETURN_IF_ERROR(
       engine_.Submit(std::move(request), on_token, on_finish, std::move(session)).status());
   KVL_RETURN_IF_ERROR(engine_.RunUntilIdle());  // what fails leaves no session
   emit(stream.Finish());
-  const auto n_read = kept_.cache == nullptr ? 0 : kept_.cache->n_tokens();
-  read_.assign(kept_.tokens.begin(), kept_.tokens.begin() + n_read);
+  if (UsesStore()) answer->n_cached = answer->outcome.n_prefix_tokens;
+  read_ = std::move(prompt);
+  read_.insert(read_.end(), answer->outcome.tokens.begin(), answer->outcome.tokens.end());
+  read_.resize(std::min(read_.size(), static_cast<size_t>(answer->outcome.n_cached_tokens)));
   if (generated != answer->text) generated_text_ = std::move(generated);
   return OkStatus();
 }

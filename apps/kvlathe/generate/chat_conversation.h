@@ -24,6 +24,8 @@ struct ConversationOptions {
   std::optional<double> rate;
   SamplingParams sampling;
   std::vector<std::string> stops;
+  PrefixArchive* archive = nullptr;  // outlives the conversation; null: nothing is on disk
+  SequenceIdentity identity;         // of the model, with an archive
 };
 
 struct ChatAnswer {
@@ -63,6 +65,8 @@ class Conversation {
   StatusOr<std::vector<int32_t>> Tokenize(std::span<const ChatMessage> messages) const;
   void SettleLastAnswer(const std::string& message);
   Session TakeKeptFor(std::span<const int32_t> prompt);
+  // Whether what was read is in the engine's store, in place of kept_.
+  bool UsesStore() const;
   Status Generate(std::vector<int32_t> prompt, const TakeText& take, ChatAnswer* answer);
 
   const ConversationOptions& options_;

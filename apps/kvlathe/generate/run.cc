@@ -12,6 +12,7 @@
 #include "kvlathe/generate/generation_options.h"
 #include "kvlathe/generate/interrupt_guard.h"
 #include "kvlathe/open_workspace.h"
+#include "kvlathe/prefix_options.h"
 #include "runtime/cache_loss.h"
 #include "runtime/spec_models.h"
 
@@ -28,6 +29,7 @@ struct RunVerbOptions {
   std::string load_session;
   std::string save_session;
   GenerationOptions generation;
+  PrefixOptions prefixes;
 };
 
 // What a run starts from and what comes of it.
@@ -55,6 +57,7 @@ void Report(const SpecModel& spec_model, const Generated& generated, bool as_jso
                                    {"ids", outcome.tokens},
                                    {"restored_tokens", generated.n_restored},
                                    {"prompt_tokens", generated.n_prompt},
+                                   {"cached_tokens", outcome.n_prefix_tokens},
                                    {"generated_tokens", n_generated},
                                    {"finish_reason", NameOf(outcome.finish_reason)},
                                    {"ttft_ms", outcome.ttft_ms},
@@ -66,8 +69,11 @@ void Report(const SpecModel& spec_model, const Generated& generated, bool as_jso
     fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
   }
-  const std::string restored =
-      generated.n_restored > 0 ? fmt::format("{} tokens restored, ", generated.n_restored) : "";
+  std::string restored;
+  if (generated.n_restored > 0) restored = fmt::format("{} tokens restored, ", generated.n_restored);
+  if (outcome.n_prefix_tokens > 0) {
+    restored += fmt::format("{} tokens of --prefix-dir, ", outcome.n_prefix_tokens);
+  }
   const bool is_cut = outcome.finish_reason == FinishReason::kLength;
   fmt::print(stderr,
              "\n{}{} prompt tokens, {} generated{}; TTFT {:.1f} ms, {:.1f} tokens/s; KV {} bytes "
@@ -180,12 +186,14 @@ Status Generate(const RunVerbOptions& options, const Workspace& workspace, Engin
 
 Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace* workspace,
              const SpecModel& spec_model) {
+  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<PrefixArchive> archive,
+                       OpenArchive(options.prefixes, NotePrefixTrouble));
   BlockPool pool(workspace->kv_budget_bytes(), &spec_model.model->machine().memory());
   SequencePlace place = {{}, &spec_model.model->layout(), workspace->context_tokens()};
   if (options.rate.has_value()) {
     KVL_ASSIGN_OR_RETURN(place.layout, spec_model.model->LayoutAt(*options.rate));
   }
-  if (!options.load_session.empty() || !options.save_session.empty()) {
+  if (!options.load_session.empty() || !options.save_session.empty() || archive != nullptr) {
     KVL_ASSIGN_OR_RETURN(place.identity, IdentityOf(workspace, spec_model));
   }
   Session session;
@@ -196,15 +204,21 @@ Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace
   KVL_ASSIGN_OR_RETURN(Request request, MakeRequest(options, *workspace, session, prompt));
   WarnOfLoss(workspace, {&spec_model, 1});  // of what will run, not of an error
   const InterruptGuard guard;               // what was generated until then is printed and saved
-  Engine engine({spec_model.model.get()}, &pool,
-                {.is_interrupted = [] { return InterruptGuard::IsInterrupted(); }});
+  EngineOptions engine_options;
+  if (archive != nullptr) {
+    engine_options.prefix_bytes = pool.usage().budget_bytes / 2;
+    engine_options.archive = archive.get();
+    engine_options.identities = {place.identity};
+  }
+  engine_options.is_interrupted = [] { return InterruptGuard::IsInterrupted(); };
+  Engine engine({spec_model.model.get()}, &pool, engine_options);
   Generated generated;
   KVL_RETURN_IF_ERROR(Generate(options, *workspace, &engine, std::move(request), std::move(session),
                                prompt, &generated));
   // An interrupt before the prompt was read leaves nothing that could go on.
   if (!options.save_session.empty() && generated.session.cache != nullptr) {
     KVL_RETURN_IF_ERROR(
-        SaveSession(generated.session, *place.layout, place.identity, options.save_session));
+        SaveSession(generated.session, place.identity, options.save_session));
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     return Error(StatusCode::kResourceExhausted, "standard output cannot be written");
@@ -257,6 +271,7 @@ void AddRunVerb(Verbs* verbs) {
                    "keep the sequence in this file, to go on later");
   verb->add_option("--load-session", options->load_session,
                    "go on from such a file, with the prompt behind it if there is one");
+  AddPrefixOptions(verb, &options->prefixes);
 }
 
 }  // namespace kvlathe

@@ -16,6 +16,7 @@
 #include "io/files.h"
 #include "kvlathe/chat_template_options.h"
 #include "kvlathe/open_workspace.h"
+#include "kvlathe/prefix_options.h"
 #include "kvlathe/serve/shutdown_signals.h"
 #include "runtime/serving_model.h"
 #include "server/opened_model.h"
@@ -34,6 +35,7 @@ struct ServeOptions {
   std::string api_key_file;
   api::ApiLimits limits;
   std::string prefix_memory;  // --prefix-memory, as it was written
+  PrefixOptions prefixes;
   EngineOptions engine = {.max_waiting = 256, .prompt_share = 0.85};
   server::ServerOptions server;
 };
@@ -106,6 +108,10 @@ StatusOr<std::optional<int64_t>> ReadPrefixMemory(const std::string& text) {
                MessageOf(n_bytes.status()));
 }
 
+void LogPrefixTrouble(const Status& trouble) {
+  server::RequestLog(LogToStandardError).Write("prefix_trouble", {{"why", MessageOf(trouble)}});
+}
+
 Status Serve(ServeOptions options) {
   KVL_RETURN_IF_ERROR(CheckOptions(options));
   KVL_ASSIGN_OR_RETURN(options.server.api_keys, ReadKeys(options));
@@ -119,6 +125,12 @@ Status Serve(ServeOptions options) {
   if (const auto port = options.server.agent_port) {
     KVL_RETURN_IF_ERROR(http::HttpServer::CheckAddress(http.host, *port));
   }
+  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<PrefixArchive> archive,
+                       OpenArchive(options.prefixes, LogPrefixTrouble));
+  if (archive != nullptr && prefix_bytes == 0) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--prefix-dir needs some --prefix-memory: what is read from disk lies there");
+  }
   KVL_ASSIGN_OR_RETURN(const ServingOptions serving, ServingOptionsOf(options));
   KVL_ASSIGN_OR_RETURN(auto opened, OpenServingModel(serving));
   server::OpenedModel model(std::move(opened));
@@ -127,6 +139,10 @@ Status Serve(ServeOptions options) {
   server::ServedModel served = model.Describe(options.names, options.limits, options.engine);
   const int64_t kv_bytes = served.pool->usage().budget_bytes;
   served.engine.prefix_bytes = std::min(prefix_bytes.value_or(kv_bytes / 2), kv_bytes);
+  if (archive != nullptr) {
+    served.engine.archive = archive.get();
+    KVL_ASSIGN_OR_RETURN(served.engine.identities, model.Identities());
+  }
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server,
                        server::Server::Start(std::move(served), std::move(options.server)));
   const bool is_person = signals.Wait();
@@ -196,6 +212,7 @@ void AddLimitOptions(CLI::App* verb, ServeOptions* options) {
   verb->add_option("--prefix-memory", options->prefix_memory,
                    "of the KV memory, what prompts and answers that were read before may keep, so "
                    "that they are not read again, e.g. 1GiB; 0: nothing is kept (default: half)");
+  AddPrefixOptions(verb, &options->prefixes);
   verb->add_option("--max-waiting", options->engine.max_waiting,
                    "requests that wait, at most; more are answered with 429")
       ->check(CLI::Range(1, 1 << 20))

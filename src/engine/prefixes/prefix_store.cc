@@ -13,50 +13,42 @@ bool IsSameKey(const PrefixKey& a, const PrefixKey& b) {
   return a.layout == b.layout && a.salt == b.salt;
 }
 
-int CommonTokens(std::span<const int32_t> a, std::span<const int32_t> b) {
-  return static_cast<int>(std::ranges::mismatch(a, b).in1 - a.begin());
-}
-
 }  // namespace
 
 // Where two entries give as much, the one that goes on with the request's own prompt is better, and
 // then the more recent.
-PrefixStore::Offer PrefixStore::BestOffer(const Question& question, int* n_common) {
-  Offer best = {.entry = entries_.end()};
-  const auto known = question.tokens.first(question.tokens.size() - 1);
+PrefixStore::BestEntry PrefixStore::FindBest(const Question& question, int* n_common) {
+  BestEntry best = {.entry = entries_.end(), .offer = {}};
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
     if (!IsSameKey(entry->key, *question.key)) continue;
-    const int n_equal = CommonTokens(known, entry->tokens);
+    const int n_equal = CommonTokens(question.sharable(), entry->tokens);
     *n_common = std::max(*n_common, n_equal);
-    if (n_equal <= best.n_tokens) continue;
-    const auto offer = [&](int64_t n_prompt) {
-      const int n = entry->cache->MostShareable(n_equal, n_prompt);
-      if (n > best.n_tokens) best = {entry, n, n_prompt};
-    };
-    offer(question.n_prompt);
-    const int64_t n_prompt = entry->cache->n_prompt();
-    if (n_prompt <= n_equal && n_prompt != question.n_prompt && best.n_tokens < n_equal &&
-        question.may_end_prompt_at && question.may_end_prompt_at(n_prompt)) {
-      offer(n_prompt);
-    }
+    if (n_equal <= best.offer.n_tokens) continue;
+    const SequenceCache& cache = *entry->cache;
+    const PrefixOffer offer =
+        OfferOf(question, n_equal, cache.n_prompt(), [&](int64_t n_prompt) {
+          return cache.MostShareable(n_equal, n_prompt);
+        });
+    if (offer.n_tokens > best.offer.n_tokens) best = {entry, offer};
   }
   return best;
 }
 
 int PrefixStore::CountFound(const Question& question) {
   int n_common = 0;
-  const int n_tokens = BestOffer(question, &n_common).n_tokens;
+  const int n_tokens = FindBest(question, &n_common).offer.n_tokens;
   return n_tokens < kLeastTokens ? 0 : n_tokens;
 }
 
 PrefixStore::Found PrefixStore::Find(const Question& question) {
   Found found;
-  const Offer best = BestOffer(question, &found.n_common);
-  if (best.n_tokens < kLeastTokens) return found;
-  entries_.splice(entries_.begin(), entries_, best.entry);  // so it is evicted last
-  const PrefixPlace place = {best.n_tokens, best.n_prompt, question.n_generated};
+  const auto [entry, offer] = FindBest(question, &found.n_common);
+  if (offer.n_tokens < kLeastTokens) return found;
+  entries_.splice(entries_.begin(), entries_, entry);  // so it is evicted last
+  if (!entry->file.empty()) archive_->NoteUse(entry->file);
+  const PrefixPlace place = {offer.n_tokens, offer.n_prompt, question.n_generated};
   for (;;) {
-    StatusOr<std::unique_ptr<SequenceCache>> fork = best.entry->cache->Fork(place);
+    StatusOr<std::unique_ptr<SequenceCache>> fork = entry->cache->Fork(place);
     if (fork.ok()) {
       found.cache = *std::move(fork);
       return found;
@@ -80,11 +72,18 @@ void PrefixStore::Add(const PrefixKey& key, std::span<const int32_t> tokens,
       entries_.splice(entries_.begin(), entries_, entry);
       return;
     }
-    if (is_alike && cache->Covers(*entry->cache)) entries_.erase(entry);
+    if (is_alike && cache->Covers(*entry->cache)) {
+      LeaveUnsaved(entry);
+      entries_.erase(entry);
+    }
     entry = next;
   }
   cache->SetKept();
-  entries_.push_front({key, {tokens.begin(), tokens.end()}, std::move(cache)});
+  entries_.push_front({.key = key,
+                       .tokens = {tokens.begin(), tokens.end()},
+                       .cache = std::move(cache),
+                       .is_saved = archive_ == nullptr || key.identity == nullptr ||
+                                   std::ssize(tokens) < kLeastTokensOnDisk});
   Trim();
 }
 
@@ -96,8 +95,14 @@ void PrefixStore::Trim() {
 
 bool PrefixStore::EvictOldest() {
   if (entries_.empty()) return false;
+  SaveBeforeItGoes(std::prev(entries_.end()));
   entries_.pop_back();
   return true;
+}
+
+void PrefixStore::Clear() {
+  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) LeaveUnsaved(entry);
+  entries_.clear();
 }
 
 }  // namespace kvlathe

@@ -3,25 +3,23 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/clock.h"
+#include "engine/prefixes/prefix_archive.h"
+#include "engine/prefixes/prefix_question.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/sequence_cache.h"
+#include "kv/blocks/sequence_file.h"
 #include "kv/cache_layout.h"
 
 namespace kvlathe {
-
-// What has to be equal besides the tokens. A layout belongs to one model and one rate, so it stands
-// for the weights, the basis and the spec.
-struct PrefixKey {
-  const CacheLayout* layout = nullptr;
-  std::string salt;  // requests of different salts share nothing
-};
 
 // An entry is a sequence's tokens and its cache, by reference (SequenceCache::Keep): entries share
 // the blocks of what they have in common with each other and with sequences that run. A request is
@@ -32,6 +30,10 @@ struct PrefixKey {
 // recently used goes first. An entry whose place another one takes in every question goes at once:
 // of a conversation stays its last turn.
 //
+// With an archive, entries are written to disk as well, once they have settled or when they are
+// given up, unless files give most of them already; and what a file gives more than memory is
+// fetched from there, and becomes an entry.
+//
 // For the thread that steps the engine alone.
 class PrefixStore {
  public:
@@ -39,21 +41,20 @@ class PrefixStore {
   static constexpr int kLeastTokens = 16;
   static constexpr int kMaxEntries = 4096;
 
-  // `pool` outlives the store. `max_bytes`: bound of PoolUsage::kept_bytes. 0: nothing is kept.
-  PrefixStore(BlockPool* pool, int64_t max_bytes) : pool_(pool), max_bytes_(max_bytes) {}
+  // Fewer are computed faster than a file is written and read.
+  static constexpr int kLeastTokensOnDisk = 64;
+
+  using Question = PrefixQuestion;
+
+  // `pool` and `archive` outlive the store. `max_bytes`: bound of PoolUsage::kept_bytes. 0: nothing
+  // is kept. `archive`: null where nothing is written.
+  PrefixStore(BlockPool* pool, int64_t max_bytes, PrefixArchive* archive = nullptr)
+      : pool_(pool), max_bytes_(max_bytes), archive_(archive) {}
+  ~PrefixStore() { SaveAll(); }
 
   // Whether caches of this layout are kept.
   bool Takes(const CacheLayout& layout) const { return max_bytes_ > 0 && SharesPrefixes(layout); }
 
-  struct Question {
-    const PrefixKey* key = nullptr;
-    std::span<const int32_t> tokens;  // that are known; the last is always left to compute
-    int64_t n_prompt = 0;             // where the prompt ends in the cache
-    int64_t n_generated = 0;          // SequenceCache::set_n_prompt
-    // Asked whether the request may go on behind an entry as a session does, whose prompt ended
-    // there: the prompt of the cache is the entry's then.
-    std::function<bool(int64_t n_prompt)> may_end_prompt_at;
-  };
   struct Found {
     std::unique_ptr<SequenceCache> cache;  // null: there is nothing to begin behind
     // The most tokens that an entry has in common with the request, whether or not it can give the
@@ -75,27 +76,61 @@ class PrefixStore {
   // Gives up the least recently used entry. False when there is none. What others hold of it stays
   // in use.
   bool EvictOldest();
-  void Clear() { entries_.clear(); }
+  // Gives up all entries, unwritten.
+  void Clear();
   int n_entries() const { return static_cast<int>(entries_.size()); }
+
+  // --- With an archive (prefix_saving.cc). ---
+
+  // Whether a file that gives more than the entries do is being read. Then the question is asked
+  // again; once this is false, what there is has become an entry.
+  bool Fetches(const Question& question);
+  // Copies a part of what is to be written. Called once a step.
+  void Tend();
+  // Whether Tend has more to do at once.
+  bool is_saving() const { return saving_.has_value(); }
+  // Copies what the cache holds, which is not an entry and is about to go.
+  void SaveNow(const PrefixKey& key, std::span<const int32_t> tokens, const SequenceCache& cache);
+  // Writes all that is not written yet, and waits for it.
+  void SaveAll();
 
  private:
   struct Entry {
     PrefixKey key;
     std::vector<int32_t> tokens;  // as many as the cache holds
     std::unique_ptr<SequenceCache> cache;
+    bool is_saved = false;  // or is not going to be
+    std::string file;       // of the archive, that it came from; else empty
+    Stopwatch since_added;
   };
-  // What an entry can give to a request.
-  struct Offer {
-    std::list<Entry>::iterator entry;
-    int n_tokens = 0;
-    int64_t n_prompt = 0;
+  using EntryPlace = std::list<Entry>::iterator;
+  // An entry that is being copied.
+  struct Saving {
+    EntryPlace entry;
+    SequencePieces pieces;
+    std::shared_ptr<PrefixArchive::Writing> writing;
+  };
+  struct BestEntry {
+    EntryPlace entry;
+    PrefixOffer offer;
   };
 
-  Offer BestOffer(const Question& question, int* n_common);
+  BestEntry FindBest(const Question& question, int* n_common);
+  PrefixArchive::Draft DraftOf(const Entry& entry) const;
+  bool IsHeld(const PrefixArchive::Draft& draft) const;
+  bool BeginSaving(double least_age_seconds);
+  int64_t CopyPiece();
+  void SaveWhole(const PrefixArchive::Draft& draft, const SequenceCache& cache);
+  void LeaveUnsaved(EntryPlace entry);
+  void SaveBeforeItGoes(EntryPlace entry);
+  void Restore(const Question& question, const std::string& file, std::string_view sequence,
+               std::vector<int32_t> tokens);
 
   BlockPool* pool_;
   int64_t max_bytes_;
+  PrefixArchive* archive_;
   std::list<Entry> entries_;  // the most recently used first
+  std::optional<Saving> saving_;
 };
 
 }  // namespace kvlathe

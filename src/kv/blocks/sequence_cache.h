@@ -31,6 +31,15 @@ struct PrefixPlace {
 std::string_view WhyNothingIsShared(const CacheLayout& layout);
 inline bool SharesPrefixes(const CacheLayout& layout) { return WhyNothingIsShared(layout).empty(); }
 
+// A sequence that has been saved.
+struct SavedPrefix {
+  int n_tokens = 0;
+  int64_t n_prompt = 0;
+};
+// What SequenceCache::MostShareable will be once it is restored.
+int MostShareable(const CacheLayout& layout, const SavedPrefix& saved, int n_most,
+                  int64_t n_prompt);
+
 // The cache keeps the lengths of the sequence, and knows what must be sealed, pruned and cut and in
 // which order. SequenceObjects holds the objects.
 class SequenceCache {

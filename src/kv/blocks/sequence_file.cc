@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -222,43 +223,37 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   return !layout->MergesEntries() || ReadLengths(reader, file);
 }
 
-// Writes to the file and keeps the checksum of what it wrote.
-class CheckedWriter {
- public:
-  explicit CheckedWriter(AtomicFile* file) : file_(file) {}
-  Status Write(std::span<const std::byte> bytes) {
-    crc_ = ExtendCrc32c(crc_, bytes);
-    return file_->Write(bytes.data(), static_cast<int64_t>(bytes.size()));
-  }
-  Status WriteCrc() { return file_->Write(&crc_, kCrcBytes); }
-
- private:
-  AtomicFile* file_;
-  uint32_t crc_ = 0;
-};
-
-// Everything before the rows.
-std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
-                 const SequenceCache& cache, std::string_view state) {
-  std::string rest;
-  AppendText(identity.spec, &rest);
-  AppendText(identity.model, &rest);
+// The numbers of a layout, in two parts.
+void AppendDimensions(const CacheLayout& layout, std::string* out) {
   const uint32_t window =
       layout.HasOneWindow() ? static_cast<uint32_t>(layout.window(0)) : kWindowsFollow;
   for (const int number : {layout.n_layers, layout.n_kv_heads, layout.head_dim, layout.n_sink}) {
-    AppendBytes(static_cast<uint32_t>(number), &rest);
+    AppendBytes(static_cast<uint32_t>(number), out);
   }
-  AppendBytes(window, &rest);
-  AppendBytes(uint32_t{kBlockSize}, &rest);
+  AppendBytes(window, out);
+  AppendBytes(uint32_t{kBlockSize}, out);
+}
+void AppendHeads(const CacheLayout& layout, std::string* out) {
+  AppendWindows(layout, out);
+  for (int l = 0; l < layout.n_layers; ++l) {
+    for (int g = 0; g < layout.n_kv_heads; ++g) {
+      AppendHead(NumbersOf(layout, layout.shape(l, g), layout.storage(l, g)), out);
+    }
+  }
+}
+
+// Everything before the rows, of a file of n_bytes.
+std::string Head(const SequenceIdentity& identity, const SequenceCache& cache,
+                 std::string_view state, int64_t* n_bytes) {
+  const CacheLayout& layout = cache.layout();
+  std::string rest;
+  AppendText(identity.spec, &rest);
+  AppendText(identity.model, &rest);
+  AppendDimensions(layout, &rest);
   AppendBytes(static_cast<uint32_t>(cache.n_tokens()), &rest);
   AppendBytes(cache.n_prompt(), &rest);
   AppendBytes(cache.n_generated(), &rest);
-  AppendWindows(layout, &rest);
-  for (int l = 0; l < layout.n_layers; ++l) {
-    for (int g = 0; g < layout.n_kv_heads; ++g) {
-      AppendHead(NumbersOf(layout, layout.shape(l, g), layout.storage(l, g)), &rest);
-    }
-  }
+  AppendHeads(layout, &rest);
   const std::vector<MergedLength> merged = MergedLengths(cache, layout);
   for (const MergedLength& length : merged) {
     AppendBytes(static_cast<uint32_t>(length.n_entries), &rest);
@@ -272,13 +267,13 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
   AppendBytes(kVersion, &head);
   const int64_t row_bytes = RowBytes(layout, {cache.n_tokens(), cache.n_prompt(), merged},
                                      std::numeric_limits<int64_t>::max());
-  AppendBytes(static_cast<uint64_t>(head.size() + sizeof(uint64_t) + rest.size()) +
-                  static_cast<uint64_t>(row_bytes + kCrcBytes),
-              &head);
+  *n_bytes = static_cast<int64_t>(head.size() + sizeof(uint64_t) + rest.size()) + row_bytes +
+             kCrcBytes;
+  AppendBytes(static_cast<uint64_t>(*n_bytes), &head);
   return head + rest;
 }
 
-Status CheckPlace(const SequenceFile& file, const SequencePlace& place, const std::string& path) {
+Status CheckPlace(const SequenceFile& file, const SequencePlace& place, std::string_view path) {
   // The spec first: it decides the basis, which is part of the model.
   if (file.identity.spec != place.identity.spec) {
     return Error(StatusCode::kDataLoss, "{}: saved with --kv '{}', not with '{}'", path,
@@ -412,37 +407,69 @@ StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::
   return file;
 }
 
-Status SaveSequence(const SequenceCache& cache, const CacheLayout& layout,
-                    const SequenceIdentity& identity, std::string_view state,
-                    const std::string& path) {
-  KVL_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
-  CheckedWriter writer(&file);
-  const std::string head = Head(layout, identity, cache, state);
-  KVL_RETURN_IF_ERROR(writer.Write(std::as_bytes(std::span(head))));
-  if (cache.n_tokens() > 0) {
-    KVL_RETURN_IF_ERROR(WriteRows(
-        cache, layout, [&](std::span<const std::byte> bytes) { return writer.Write(bytes); }));
+SequencePieces::SequencePieces(const SequenceCache* cache, const SequenceIdentity& identity,
+                               std::string_view state)
+    : cache_(cache),
+      head_(Head(identity, *cache, state, &n_bytes_)),
+      n_layers_(cache->n_tokens() > 0 ? cache->layout().n_layers : 0) {}
+
+std::string SequencePieces::Next() {
+  KVL_CHECK(!is_at_end());
+  std::string piece;
+  if (next_ == 0) {
+    piece = std::move(head_);
+  } else if (next_ <= n_layers_) {
+    AppendRows(*cache_, next_ - 1, &piece);
+  } else {
+    AppendBytes(crc_, &piece);
   }
-  KVL_RETURN_IF_ERROR(writer.WriteCrc());
+  ++next_;
+  crc_ = ExtendCrc32c(crc_, std::as_bytes(std::span(piece)));
+  return piece;
+}
+
+Status SaveSequence(const SequenceCache& cache, const SequenceIdentity& identity,
+                    std::string_view state, const std::string& path) {
+  KVL_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+  SequencePieces pieces(&cache, identity, state);
+  while (!pieces.is_at_end()) {
+    const std::string piece = pieces.Next();
+    KVL_RETURN_IF_ERROR(file.Write(piece.data(), std::ssize(piece)));
+  }
   return file.Commit();
 }
 
-StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePlace& place,
-                                      SequenceCache* cache) {
+std::string PlaceText(const SequenceIdentity& identity, const CacheLayout& layout) {
+  std::string text;
+  AppendBytes(kVersion, &text);
+  AppendText(identity.spec, &text);
+  AppendText(identity.model, &text);
+  AppendDimensions(layout, &text);
+  AppendHeads(layout, &text);
+  return text;
+}
+
+StatusOr<std::string> RestoreSequence(std::span<const std::byte> bytes, std::string_view name,
+                                      const SequencePlace& place, SequenceCache* cache) {
   KVL_CHECK_EQ(cache->n_tokens(), 0);
-  KVL_ASSIGN_OR_RETURN(const MappedFile mapped, MappedFile::Open(path));
-  KVL_ASSIGN_OR_RETURN(const SequenceFile file, ParseSequenceFile(mapped.bytes(), path));
-  KVL_RETURN_IF_ERROR(CheckPlace(file, place, path));
+  KVL_ASSIGN_OR_RETURN(const SequenceFile file, ParseSequenceFile(bytes, name));
+  KVL_RETURN_IF_ERROR(CheckPlace(file, place, name));
   if (const Status status = ExtendTo(file, cache); !status.ok()) {
     cache->Clear();
-    return Error(status.code(), "{}: {}", path, MessageOf(status));
+    return Error(status.code(), "{}: {}", name, MessageOf(status));
   }
   if (file.n_tokens > 0 && !CopyRows(file.rows, file.layout, cache)) {
     cache->Clear();
     return Error(StatusCode::kDataLoss, "{}: damaged: what its blocks share points outside of them",
-                 path);
+                 name);
   }
   return std::string(file.state);
+}
+
+StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePlace& place,
+                                      SequenceCache* cache) {
+  KVL_ASSIGN_OR_RETURN(const MappedFile mapped, MappedFile::Open(path));
+  return RestoreSequence(mapped.bytes(), path, place, cache);
 }
 
 }  // namespace kvlathe

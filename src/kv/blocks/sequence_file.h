@@ -62,11 +62,35 @@ struct SequenceFile {
 // printable line that begins with `name`.
 StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::string_view name);
 
-// Writes the file atomically. `layout` is that of `cache`, and `state` is what the caller keeps
-// with it (token ids, the sampler).
-Status SaveSequence(const SequenceCache& cache, const CacheLayout& layout,
-                    const SequenceIdentity& identity, std::string_view state,
-                    const std::string& path);
+// The bytes of a file, piece by piece: what comes before the rows, the rows of each layer, the
+// checksum. `state` is what the caller keeps with the cache (token ids, the sampler).
+class SequencePieces {
+ public:
+  // The cache outlives this and stays as it is.
+  SequencePieces(const SequenceCache* cache, const SequenceIdentity& identity,
+                 std::string_view state);
+
+  int64_t n_bytes() const { return n_bytes_; }  // of all pieces
+  bool is_at_end() const { return next_ > n_layers_ + 1; }
+  // The next piece, of which there is one.
+  std::string Next();
+
+ private:
+  const SequenceCache* cache_;
+  int64_t n_bytes_ = 0;
+  std::string head_;
+  int n_layers_ = 0;  // that have rows
+  int next_ = 0;
+  uint32_t crc_ = 0;
+};
+
+// Writes the file atomically.
+Status SaveSequence(const SequenceCache& cache, const SequenceIdentity& identity,
+                    std::string_view state, const std::string& path);
+
+// What tells apart the caches that a sequence of this layout may be restored into: a file of
+// another one is refused.
+std::string PlaceText(const SequenceIdentity& identity, const CacheLayout& layout);
 
 // What a restored sequence must fit.
 struct SequencePlace {
@@ -80,5 +104,8 @@ struct SequencePlace {
 // max_tokens, and kResourceExhausted when the pool has no room. After an error the cache is empty.
 StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePlace& place,
                                       SequenceCache* cache);
+// The same of a whole file that is in memory. Errors begin with `name`.
+StatusOr<std::string> RestoreSequence(std::span<const std::byte> bytes, std::string_view name,
+                                      const SequencePlace& place, SequenceCache* cache);
 
 }  // namespace kvlathe

@@ -77,7 +77,7 @@ TEST_F(SequenceFileTest, HostileLengthsOfMergedEntriesAreRefused) {
   cache.SetMerged(0, 0, 50);
   const auto save = [&](int n_joined) {
     SetJoined(&cache, 0, n_joined);
-    ASSERT_TRUE(SaveSequence(cache, layout, identity, "state", path_).ok());
+    ASSERT_TRUE(SaveSequence(cache, identity, "state", path_).ok());
   };
   save(3);
   ASSERT_TRUE(Restore(layout, &restored, identity).ok());
@@ -108,7 +108,7 @@ TEST_F(SequenceFileTest, SealedBlocksThatCannotBeAreRefused) {
   GrowMerging(layout, 300, &random, &cache);  // merges nothing
   ASSERT_EQ(cache.head(0, 0).merged_length(), (MergedLength{300, 1, 4}));
   SetJoined(&cache, 0, 1);
-  ASSERT_TRUE(SaveSequence(cache, layout, identity, "state", path_).ok());
+  ASSERT_TRUE(SaveSequence(cache, identity, "state", path_).ok());
   const std::string bytes = FileBytes();
   const auto file = ParseSequenceFile(std::as_bytes(std::span(bytes)), path_);
   ASSERT_TRUE(file.ok());
@@ -162,7 +162,7 @@ TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
   ASSERT_EQ(n_entries % 16, 0u);
   std::memset(saved_block + KeyCountOffset(shape), 16, n_entries / 16);
   cache.PlaceRun(0, *objects);
-  ASSERT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
+  ASSERT_TRUE(SaveSequence(cache, identity, "", path_).ok());
   HostPool other_pool(kUnlimitedBytes);
   SequenceCache restored(&layout, &other_pool);
   ASSERT_TRUE(Restore(layout, &restored, identity).ok());
@@ -232,7 +232,7 @@ TEST_F(SequenceFileTest, HostileCountsOfExactValuesAreRefused) {
   std::memcpy(layer_record + ValueSparseEndsOffset(shapes[0]), ends, sizeof(ends));
   cache.PlaceRun(0, *objects);
   const auto status = [&] {
-    EXPECT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
+    EXPECT_TRUE(SaveSequence(cache, identity, "", path_).ok());
     HostPool other_pool(kUnlimitedBytes);
     SequenceCache restored(&layout, &other_pool);
     return Restore(layout, &restored, identity).status();
@@ -270,7 +270,7 @@ TEST_F(SequenceFileTest, HostilePositionsOfEntriesAreRefused) {
   cache.set_n_prompt(100);
   ASSERT_TRUE(cache.Extend(10).ok());
   cache.device().Fill({cache.head(0, 0).blocks()[0]}, std::byte{0}, BlockBytes(layout.shapes[0]));
-  ASSERT_TRUE(SaveSequence(cache, layout, identity, "", path_).ok());
+  ASSERT_TRUE(SaveSequence(cache, identity, "", path_).ok());
   const std::string bytes = FileBytes();
   const size_t positions = bytes.size() - 4 - EntryTable::BlockBytes(/*has_sums=*/true);
   const auto status_with = [&](int entry, int32_t position) {

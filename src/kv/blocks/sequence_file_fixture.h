@@ -128,7 +128,7 @@ class SequenceFileTest : public testing::Test {
     HostPool pool(kUnlimitedBytes);
     SequenceCache cache(&layout, &pool);
     Fill(layout, &cache, n_tokens);
-    ASSERT_TRUE(SaveSequence(cache, layout, kIdentity, state, path_).ok());
+    ASSERT_TRUE(SaveSequence(cache, kIdentity, state, path_).ok());
   }
   StatusOr<std::string> Restore(const CacheLayout& layout, SequenceCache* cache,
                                 const SequenceIdentity& identity = kIdentity) {

@@ -25,7 +25,7 @@ TEST_F(SequenceFileTest, RestoresEveryBitAtLengthsAroundBlocksAndSinks) {
         HostPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
         SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
         Fill(layout, &saved, n_tokens);
-        ASSERT_TRUE(SaveSequence(saved, layout, kIdentity, "the state", path_).ok());
+        ASSERT_TRUE(SaveSequence(saved, kIdentity, "the state", path_).ok());
         const auto state = Restore(layout, &restored);
         ASSERT_TRUE(state.ok()) << state.status();
         EXPECT_EQ(*state, "the state");
@@ -45,7 +45,7 @@ TEST_F(SequenceFileTest, KeepsWhatAWindowSees) {
     HostPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
     SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
     Fill(layout, &saved, n_tokens);
-    ASSERT_TRUE(SaveSequence(saved, layout, kIdentity, "", path_).ok());
+    ASSERT_TRUE(SaveSequence(saved, kIdentity, "", path_).ok());
     ASSERT_TRUE(Restore(layout, &restored).ok());
     const int first_seen = std::max(0, n_tokens - 100);
     EXPECT_EQ(Bits(layout, restored, first_seen), Bits(layout, saved, first_seen));
@@ -63,7 +63,7 @@ TEST_F(SequenceFileTest, KeepsWhatEachLayerSeesInAWindowOfItsOwn) {
   HostPool pool(kUnlimitedBytes), other_pool(kUnlimitedBytes);
   SequenceCache saved(&layout, &pool), restored(&layout, &other_pool);
   Fill(layout, &saved, 500);
-  ASSERT_TRUE(SaveSequence(saved, layout, kIdentity, "", path_).ok());
+  ASSERT_TRUE(SaveSequence(saved, kIdentity, "", path_).ok());
   ASSERT_TRUE(Restore(layout, &restored).ok());
   EXPECT_EQ(restored.bytes().total(), SequenceBytes(layout, 500, 1));
   EXPECT_EQ(Bits(layout, restored, 400), Bits(layout, saved, 400));
@@ -94,7 +94,7 @@ TEST_F(SequenceFileTest, SaysNothingOfSequencesThatWereInThePoolBefore) {
       other.Clear();
       SequenceCache cache(&layout, &pool);
       Fill(layout, &cache, n_tokens);
-      ASSERT_TRUE(SaveSequence(cache, layout, kIdentity, "", path_).ok());
+      ASSERT_TRUE(SaveSequence(cache, kIdentity, "", path_).ok());
       files.insert(FileBytes());
     }
     EXPECT_EQ(files.size(), 1u);
@@ -120,7 +120,7 @@ TEST_F(SequenceFileTest, HeadsThatSealedByThemselvesAreRestored) {
         const int n_joined = saved.head(l, 0).n_entries() > 0 ? 1 : 0;
         SetJoined(&saved, l, n_joined);
       }
-      ASSERT_TRUE(SaveSequence(saved, layout, identity, "", path_).ok());
+      ASSERT_TRUE(SaveSequence(saved, identity, "", path_).ok());
       const auto state = Restore(layout, &restored, identity);
       ASSERT_TRUE(state.ok()) << state.status();
       EXPECT_EQ(restored.bytes().total(), saved.bytes().total());
@@ -182,7 +182,7 @@ TEST_F(SequenceFileTest, WhatCannotBeWrittenLeavesTheOldFile) {
   const std::string before = FileBytes();
   HostPool pool(kUnlimitedBytes);
   SequenceCache cache(&layout, &pool);
-  EXPECT_FALSE(SaveSequence(cache, layout, kIdentity, "", folder_ / "none/sequence").ok());
+  EXPECT_FALSE(SaveSequence(cache, kIdentity, "", folder_ / "none/sequence").ok());
   EXPECT_EQ(FileBytes(), before);
   EXPECT_EQ(folder_.n_files(), 1);
 }

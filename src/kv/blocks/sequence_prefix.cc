@@ -8,10 +8,9 @@
 namespace kvlathe {
 namespace {
 
-bool IsSameRun(const RunExtent& expected, const SealedRun& run) {
-  return expected.first_block == run.first_block && expected.n_blocks == run.n_blocks &&
-         expected.is_prompt == run.is_prompt && expected.is_repaired == run.is_repaired &&
-         expected.entry_class == run.entry_class;
+bool IsSameRun(const RunExtent& a, const RunExtent& b) {
+  return a.first_block == b.first_block && a.n_blocks == b.n_blocks && a.is_prompt == b.is_prompt &&
+         a.is_repaired == b.is_repaired && a.entry_class == b.entry_class;
 }
 
 // Whether some blocks of a run may have left the window when the rest is sealed. Which ones depends
@@ -24,8 +23,55 @@ bool MayLoseBlocksBeforeSealing(const CacheLayout& layout) {
   return std::ranges::any_of(layout.windows, [&](int w) { return w > 0 && w < n_open; });
 }
 
-int64_t EndBlockOf(std::span<const SealedRun> runs) {
+int64_t EndBlockOf(std::span<const RunExtent> runs) {
   return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
+}
+
+// What decides which positions of a sequence another one can share.
+struct Held {
+  const CacheLayout& layout;
+  int n_tokens = 0;
+  int64_t released_at = 0;
+  std::vector<RunExtent> runs;
+
+  // The positions that the first n_runs end at.
+  int64_t EndOf(size_t n_runs) const {
+    return layout.n_sink + EndBlockOf(std::span(runs).first(n_runs)) * kBlockSize;
+  }
+};
+
+std::vector<RunExtent> ExtentsOf(std::span<const SealedRun> runs) {
+  std::vector<RunExtent> extents;
+  for (const SealedRun& run : runs) {
+    extents.push_back(
+        {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired, run.entry_class});
+  }
+  return extents;
+}
+
+bool CanShareOf(const Held& held, int n_tokens, int64_t n_prompt) {
+  if (!SharesPrefixes(held.layout) || n_tokens < 1 || n_tokens > held.n_tokens) return false;
+  // What fell out of a window before could still be seen from there.
+  if (held.layout.HasWindow() && n_tokens < held.released_at) return false;
+  const std::vector<RunExtent> expected = RunsOf(held.layout, n_tokens, n_prompt);
+  if (expected.size() > held.runs.size()) return false;
+  if (!std::ranges::equal(expected, std::span(held.runs).first(expected.size()), IsSameRun)) {
+    return false;
+  }
+  // What is not sealed yet at n_tokens may be sealed by now.
+  return expected.size() == held.runs.size() || n_tokens <= held.EndOf(expected.size());
+}
+
+int MostShareableOf(const Held& held, int n_most, int64_t n_prompt) {
+  n_most = std::min(n_most, held.n_tokens);
+  if (CanShareOf(held, n_most, n_prompt)) return n_most;
+  for (size_t n_runs = held.runs.size(); n_runs > 0; --n_runs) {
+    const int64_t end = held.EndOf(n_runs);
+    if (end < n_most && CanShareOf(held, static_cast<int>(end), n_prompt)) {
+      return static_cast<int>(end);
+    }
+  }
+  return 0;
 }
 
 }  // namespace
@@ -44,44 +90,32 @@ std::string_view WhyNothingIsShared(const CacheLayout& layout) {
   return {};
 }
 
+int MostShareable(const CacheLayout& layout, const SavedPrefix& saved, int n_most,
+                  int64_t n_prompt) {
+  const Held held = {layout, saved.n_tokens, std::max(0, saved.n_tokens - 1),
+                     RunsOf(layout, saved.n_tokens, saved.n_prompt)};
+  return MostShareableOf(held, n_most, n_prompt);
+}
+
 bool SequenceCache::CanShare(int n_tokens, int64_t n_prompt) const {
-  if (!SharesPrefixes(*layout_) || has_failed_ || n_tokens < 1 || n_tokens > this->n_tokens()) {
-    return false;
-  }
-  // What fell out of a window before could still be seen from there.
-  if (layout_->HasWindow() && n_tokens < progress_.released_at) return false;
-  const std::vector<RunExtent> expected = RunsOf(*layout_, n_tokens, n_prompt);
-  const std::vector<SealedRun>& runs = objects_.heads().front().runs;
-  if (expected.size() > runs.size()) return false;
-  const auto held = std::span(runs).first(expected.size());
-  if (!std::ranges::equal(expected, held, IsSameRun)) return false;
-  // What is not sealed yet at n_tokens may be sealed by now.
-  return expected.size() == runs.size() ||
-         n_tokens <= layout_->n_sink + EndBlockOf(held) * kBlockSize;
+  if (has_failed_) return false;
+  const Held held = {*layout_, this->n_tokens(), progress_.released_at,
+                     ExtentsOf(objects_.heads().front().runs)};
+  return CanShareOf(held, n_tokens, n_prompt);
 }
 
 int SequenceCache::MostShareable(int n_most, int64_t n_prompt) const {
-  n_most = std::min(n_most, n_tokens());
-  if (CanShare(n_most, n_prompt)) return n_most;
-  const std::vector<SealedRun>& runs = objects_.heads().front().runs;
-  for (size_t n_runs = runs.size(); n_runs > 0; --n_runs) {
-    const int64_t end = layout_->n_sink + EndBlockOf(std::span(runs).first(n_runs)) * kBlockSize;
-    if (end < n_most && CanShare(static_cast<int>(end), n_prompt)) return static_cast<int>(end);
-  }
-  return 0;
+  if (has_failed_) return 0;
+  const Held held = {*layout_, n_tokens(), progress_.released_at,
+                     ExtentsOf(objects_.heads().front().runs)};
+  return MostShareableOf(held, n_most, n_prompt);
 }
 
 bool SequenceCache::Covers(const SequenceCache& other) const {
-  const std::vector<SealedRun>& runs = objects_.heads().front().runs;
-  const std::vector<SealedRun>& others = other.objects_.heads().front().runs;
-  const auto is_same = [](const SealedRun& a, const SealedRun& b) {
-    return a.first_block == b.first_block && a.n_blocks == b.n_blocks &&
-           a.is_prompt == b.is_prompt && a.is_repaired == b.is_repaired &&
-           a.entry_class == b.entry_class;
-  };
   return layout_ == other.layout_ && n_tokens() >= other.n_tokens() &&
          (!layout_->HasWindow() || progress_.released_at <= other.progress_.released_at) &&
-         std::ranges::equal(runs, others, is_same);
+         std::ranges::equal(ExtentsOf(objects_.heads().front().runs),
+                            ExtentsOf(other.objects_.heads().front().runs), IsSameRun);
 }
 
 StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Share(const PrefixPlace& place,

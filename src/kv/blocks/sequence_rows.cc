@@ -15,7 +15,9 @@
 namespace kvlathe {
 namespace {
 
-using RowSink = std::function<Status(std::span<const std::byte>)>;
+void Append(std::span<const std::byte> bytes, std::string* out) {
+  out->append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
 
 // What a file holds of a head of a cache: not what its layer's window leaves out of sight of the
 // last position.
@@ -128,8 +130,8 @@ std::vector<std::byte> SinkRows(const SequenceCache& cache, const CacheLayout& l
 }
 
 // The table of n_blocks, zero behind its n_entries.
-Status WriteEntries(const SequenceCache& cache, const EntryTableId& table, int64_t n_entries,
-                    int64_t n_blocks, const RowSink& write) {
+void AppendEntries(const SequenceCache& cache, const EntryTableId& table, int64_t n_entries,
+                   int64_t n_blocks, std::string* out) {
   std::vector<std::byte> bytes =
       BytesOf(cache, table.object, n_blocks * EntryTable::BlockBytes(table.has_sums));
   const EntryTable copy(bytes.data(), table.has_sums);
@@ -137,12 +139,12 @@ Status WriteEntries(const SequenceCache& cache, const EntryTableId& table, int64
     copy.position(e) = 0;
     if (table.has_sums) copy.sum(e) = 0;
   }
-  return write(bytes);
+  Append(bytes, out);
 }
 
 // Plain blocks of a head, what no position has filled made zero.
-Status WritePlainBlocks(const SequenceCache& cache, int layer_idx, int kv_head_idx,
-                        const CacheObjects& objects, const RowSink& write) {
+void AppendPlainBlocks(const SequenceCache& cache, int layer_idx, int kv_head_idx,
+                       const CacheObjects& objects, std::string* out) {
   const CacheHead head = cache.head(layer_idx, kv_head_idx);
   const BlockShape shape = head.shape();
   std::vector<std::byte> copy(static_cast<size_t>(objects.object_bytes));
@@ -153,34 +155,32 @@ Status WritePlainBlocks(const SequenceCache& cache, int layer_idx, int kv_head_i
                             std::span(copy).first(static_cast<size_t>(objects.n_bytes)));
     ClearUnfilled(cache.layout(), shape, static_cast<int>(std::min<int64_t>(n_left, kBlockSize)),
                   copy.data());
-    KVL_RETURN_IF_ERROR(write(copy));
+    Append(copy, out);
     n_left = std::max<int64_t>(0, n_left - kBlockSize);
   }
-  return OkStatus();
 }
 
-Status WriteObjects(const SequenceCache& cache, const CacheLayout& layout, int layer_idx,
-                    int kv_head_idx, const CacheObjects& objects, const RowSink& write) {
+void AppendObjects(const SequenceCache& cache, int layer_idx, int kv_head_idx,
+                   const CacheObjects& objects, std::string* out) {
   const CacheHead head = cache.head(layer_idx, kv_head_idx);
   switch (objects.part) {
     case ObjectPart::kSink:
-      return write(SinkRows(cache, layout, layer_idx, kv_head_idx));
+      return Append(SinkRows(cache, cache.layout(), layer_idx, kv_head_idx), out);
     case ObjectPart::kPlainBlock:
-      return WritePlainBlocks(cache, layer_idx, kv_head_idx, objects, write);
+      return AppendPlainBlocks(cache, layer_idx, kv_head_idx, objects, out);
     case ObjectPart::kEntries:
       if (head.entries().empty()) break;  // sorted positions are all there
-      return WriteEntries(cache, head.entries(), head.n_entries(), std::ssize(head.blocks()),
-                          write);
+      return AppendEntries(cache, head.entries(), head.n_entries(), std::ssize(head.blocks()), out);
     default:
       break;
   }
   for (int64_t i = 0; i < objects.n; ++i) {
     const ObjectId object = ObjectIn(cache, layer_idx, kv_head_idx, objects, i);
-    std::vector<std::byte> bytes = BytesOf(cache, object, objects.n_bytes);
-    bytes.resize(static_cast<size_t>(objects.object_bytes));
-    KVL_RETURN_IF_ERROR(write(bytes));
+    const size_t begin = out->size();
+    out->resize(begin + static_cast<size_t>(objects.object_bytes));
+    const auto bytes = std::as_writable_bytes(std::span(*out)).subspan(begin);
+    cache.device().Download({object}, bytes.first(static_cast<size_t>(objects.n_bytes)));
   }
-  return OkStatus();
 }
 
 class RowCopier {
@@ -330,14 +330,12 @@ int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t
   return n_bytes <= n_max ? n_bytes : -1;
 }
 
-Status WriteRows(const SequenceCache& cache, const CacheLayout& layout, const RowSink& write) {
-  Status status = OkStatus();
-  ForEachObject(layout, SavedContents(cache, layout),
-                [&](int layer_idx, int kv_head_idx, const CacheObjects& objects) {
-                  if (!status.ok() || !IsSaved(objects)) return;
-                  status = WriteObjects(cache, layout, layer_idx, kv_head_idx, objects, write);
-                });
-  return status;
+void AppendRows(const SequenceCache& cache, int layer_idx, std::string* out) {
+  const CacheLayout& layout = cache.layout();
+  ForEachObjectOfLayer(layout, layer_idx, SavedContents(cache, layout),
+                       [&](int l, int kv_head_idx, const CacheObjects& objects) {
+                         if (IsSaved(objects)) AppendObjects(cache, l, kv_head_idx, objects, out);
+                       });
 }
 
 bool CopyRows(std::span<const std::byte> rows, const CacheLayout& layout, SequenceCache* cache) {

@@ -4,11 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
-#include "base/status.h"
 #include "kv/blocks/sequence_cache.h"
 #include "kv/cache_layout.h"
 
@@ -28,10 +27,9 @@ std::vector<MergedLength> MergedLengths(const SequenceCache& cache, const CacheL
 // lengths that are not negative: time and memory are bounded by n_max and the number of heads.
 int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t n_max);
 
-// Hands the rows of a cache that holds at least one position to `write`, piece by piece. Rows that
-// no position has filled are handed out as zeros.
-Status WriteRows(const SequenceCache& cache, const CacheLayout& layout,
-                 const std::function<Status(std::span<const std::byte>)>& write);
+// Appends the rows of a layer of a cache that holds at least one position. Rows that no position has
+// filled are zeros.
+void AppendRows(const SequenceCache& cache, int layer_idx, std::string* out);
 
 // Copies RowBytes of rows into a cache that has been extended for them. False when a record would
 // send its reader out of its block, when an entry has a position that does not exist, or when more
