@@ -1,7 +1,8 @@
 // Requests that begin behind stored prefixes answer with the tokens that they would answer without
-// the store, whatever they share, and through eviction and preemption.
+// the store, whatever they share, and through eviction, preemption and restarts.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "../sequence_cases.h"
 #include "base/random.h"
 #include "engine/engine.h"
+#include "engine/prefixes/prefix_archive.h"
+#include "io/scratch_folder.h"
 #include "kv/blocks/host_pool_fixture.h"
 #include "kv/capacity.h"
 #include "model/planned_model.h"
@@ -88,6 +91,7 @@ class StoredPrefixes : public ::testing::TestWithParam<SequenceCase> {
     int most_answer = 0;
     double budget = 0;  // in times of what the largest request needs alone
     double prefixes = 0;
+    bool restarts = false;  // with an archive
   };
 
   // A prompt that begins as an earlier request does, up to anywhere, and goes on by itself.
@@ -123,21 +127,43 @@ class StoredPrefixes : public ::testing::TestWithParam<SequenceCase> {
     HostPool pool(budget);
     Sums sums;
     {
-      Engine engine(
-          {model_.get()}, &pool,
-          {.max_batch_tokens = kStepTokens, .max_sequences = 6, .prefix_bytes = prefix_bytes});
+      const ScratchFolder scratch;
+      const auto open = [&]() -> std::unique_ptr<PrefixArchive> {
+        if (!traffic.restarts) return nullptr;
+        auto archive = PrefixArchive::Open(
+            {.folder = scratch / "prefixes", .settles_in = std::chrono::milliseconds(0)});
+        EXPECT_TRUE(archive.ok()) << archive.status();
+        return *std::move(archive);
+      };
+      std::unique_ptr<PrefixArchive> archive = open();
+      const auto make_engine = [&] {
+        return std::make_unique<Engine>(
+            std::vector<Model*>{model_.get()}, &pool,
+            EngineOptions{.max_batch_tokens = kStepTokens,
+                          .max_sequences = 6,
+                          .prefix_bytes = prefix_bytes,
+                          .archive = archive.get(),
+                          .identities = {{GetParam().spec, "the model"}}});
+      };
+      std::unique_ptr<Engine> engine = make_engine();
       std::vector<std::unique_ptr<Asked>> asked;
       Random random(budget % 1000 + 5);
       while (std::ssize(asked) < n_requests) {
+        if (traffic.restarts && random.Below(2) == 0) {
+          engine.reset();
+          archive.reset();
+          archive = open();
+          engine = make_engine();
+        }
         const size_t n_before = asked.size(), n_new = 1 + random.Below(6);
         std::vector<std::unique_ptr<Asked>> batch;
         for (size_t i = 0; i < n_new; ++i) {
           batch.push_back(std::make_unique<Asked>());
           batch.back()->request = DrawRequest(traffic, asked, &random);
-          Submit(&engine, batch.back().get());
-          for (uint64_t n_steps = random.Below(4); n_steps > 0; --n_steps) engine.Step();
+          Submit(engine.get(), batch.back().get());
+          for (uint64_t n_steps = random.Below(4); n_steps > 0; --n_steps) engine->Step();
         }
-        EXPECT_TRUE(engine.RunUntilIdle().ok());
+        EXPECT_TRUE(engine->RunUntilIdle().ok());
         for (auto& one : batch) asked.push_back(std::move(one));
         for (size_t i = n_before; i < asked.size(); ++i) {
           const RequestOutcome& o = asked[i]->outcome;
@@ -171,10 +197,13 @@ class StoredPrefixes : public ::testing::TestWithParam<SequenceCase> {
   Sums ExpectAll() {
     const bool shares = SharesPrefixes(model_->layout());
     Sums all;
-    for (const Traffic& traffic : {Traffic{350, 40, 50, 25}, Traffic{350, 40, 2, 1},
-                                   Traffic{350, 40, 1, 1}, Traffic{60, 160, 1.5, 0.5}}) {
+    for (const Traffic& traffic :
+         {Traffic{350, 40, 50, 25}, Traffic{350, 40, 2, 1}, Traffic{350, 40, 1, 1},
+          Traffic{350, 40, 2, 1, /*restarts=*/true}, Traffic{60, 160, 1.5, 0.5},
+          Traffic{60, 160, 1.5, 0.5, /*restarts=*/true}}) {
       SCOPED_TRACE(::testing::Message()
-                   << "prompts of " << traffic.most_prompt << ", room for " << traffic.budget);
+                   << "prompts of " << traffic.most_prompt << ", room for " << traffic.budget
+                   << (traffic.restarts ? ", with restarts" : ""));
       const Sums sums = ExpectSameAnswers(10, traffic);
       all.n_stored += sums.n_stored;
       all.n_preemptions += sums.n_preemptions;
