@@ -13,10 +13,10 @@ namespace kvlathe {
 class ScratchFolder {
  public:
   ScratchFolder() {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     std::string name = std::string(test->test_suite_name()) + "-" + test->name();
     for (char& c : name) c = c == '/' ? '-' : c;
-    path_ = (std::filesystem::path(testing::TempDir()) /
+    path_ = (std::filesystem::path(::testing::TempDir()) /
              ("kvlathe-" + name + "-" + std::to_string(::getpid())))
                 .string();
     std::filesystem::create_directories(path_);
