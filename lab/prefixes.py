@@ -4,10 +4,11 @@
   lab/prefixes.py run MODEL [--out FILE] [--kv SPEC]... [--tokens N] [--questions N] [--turns N] [--kvlathe PROGRAM]
   lab/prefixes.py table FILE
 
-MODEL is what `kvlathe serve -m` takes. Each cache gets two servers one after the other, with the store and with --prefix-memory 0.
-Both are asked the same, one request at a time, greedily and streamed: --questions questions behind a document of about --tokens tokens
-(the first of share/sample.txt), and a conversation of --turns turns, whose answers are sent back as they came. Whatever was measured is
-in FILE at once; the same command goes on.
+MODEL is what `kvlathe serve -m` takes. Each cache gets three servers one after the other: with the store, with --prefix-memory 0, and
+with --prefix-dir, which is ended and started again before every request, so that all it knows is on disk. All are asked the same, one
+request at a time, greedily and streamed: --questions questions behind a document of about --tokens tokens (the first of
+share/sample.txt), and a conversation of --turns turns, whose answers are sent back as they came. Whatever was measured is in FILE at
+once; the same command goes on.
 """
 
 import argparse
@@ -15,7 +16,9 @@ import http.client
 import json
 import pathlib
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 
 from results_parts import provenance, store
@@ -60,27 +63,60 @@ def ask(port, messages, max_tokens):
     return text, first, usage
 
 
-def document(port, n_tokens):
+def document(served, n_tokens):
     """The first characters of the sample that make about n_tokens."""
     text = (ROOT / "share" / "sample.txt").read_text(encoding="utf-8")
     sample = text[:4000]
-    _, _, usage = ask(port, [{"role": "user", "content": sample}], 1)
+    _, _, usage = served.ask([{"role": "user", "content": sample}], 1)
     return text[:round(len(sample) * n_tokens / usage["prompt_tokens"])]
+
+
+class Served:
+    """A server that is there from the first request on, or anew for each. Use as a context manager."""
+
+    def __init__(self, command, log, patience, restarts):
+        self.command, self.log, self.patience, self.restarts = command, log, patience, restarts
+        self.server = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *how):
+        if self.server is not None:
+            self.server.__exit__(*how)
+        self.server = None
+
+    def ask(self, messages, max_tokens):
+        if self.restarts:
+            self.__exit__(None, None, None)
+        if self.server is None:
+            port = free_port()
+            server = Server([*self.command, "--port", str(port)], port, self.log, self.patience)
+            self.server = server.__enter__()
+            # The weights are in memory then, as they are once a server has answered anything.
+            ask(port, [{"role": "user", "content": "Hello"}], 1)
+        return ask(self.server.port, messages, max_tokens)
+
+
+def disk_use(kvlathe, folder):
+    """What `kvlathe prefix stat` says of the only cache in the folder."""
+    text = subprocess.run([kvlathe, "prefix", "stat", str(folder), "--json"], capture_output=True, check=True, text=True).stdout
+    return next(iter(json.loads(text)["kv"].values()))
 
 
 def entry(seconds, usage):
     return {"seconds": seconds, "prompt_tokens": usage["prompt_tokens"], "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
 
 
-def measure(port, options):
-    text = document(port, options.tokens)
+def measure(served, options):
+    text = document(served, options.tokens)
     questions, turns, messages = [], [], []
     for i in range(options.questions):
         content = f"{text}\n\n{QUESTIONS[i % len(QUESTIONS)]}"
-        questions.append(entry(*ask(port, [{"role": "user", "content": content}], N_ANSWER)[1:]))
+        questions.append(entry(*served.ask([{"role": "user", "content": content}], N_ANSWER)[1:]))
     for i in range(options.turns):
         messages.append({"role": "user", "content": TURNS[i % len(TURNS)]})
-        said, seconds, usage = ask(port, messages, N_ANSWER)
+        said, seconds, usage = served.ask(messages, N_ANSWER)
         messages.append({"role": "assistant", "content": said})
         turns.append(entry(seconds, usage))
     return {"questions": questions, "turns": turns}
@@ -97,15 +133,19 @@ def run(options):
         if data.get("settings") != settings:
             raise store.ResultsError(f"{out} has results of other settings ({data.get('settings')}); move it away or name another --out")
     for kv in options.kv or CACHES:
-        for name, arguments in (("stored", ()), ("anew", ("--prefix-memory", "0"))):
+        for name in ("stored", "anew", "restarted"):
             cell = data["cells"].setdefault(kv, {})
             if name in cell:
                 continue
-            port = free_port()
-            command = [options.kvlathe, "serve", "-m", options.model, "--kv", kv, "--port", str(port), *arguments]
             print(f"{kv}, {name} ...", file=sys.stderr, flush=True)
-            with Server(command, port, out.with_suffix(".log"), options.patience):
-                cell[name] = {**measure(port, options), "run": facts}
+            with tempfile.TemporaryDirectory() as folder:
+                arguments = {"stored": (), "anew": ("--prefix-memory", "0"), "restarted": ("--prefix-dir", folder)}[name]
+                command = [options.kvlathe, "serve", "-m", options.model, "--kv", kv, *arguments]
+                with Served(command, out.with_suffix(".log"), options.patience, restarts=name == "restarted") as served:
+                    measured = measure(served, options)
+                if name == "restarted":
+                    measured["disk"] = disk_use(options.kvlathe, folder)
+                cell[name] = {**measured, "run": facts}
             store.write_whole(out, json.dumps(data, indent=1) + "\n")
     print(table(data))
 
@@ -116,15 +156,15 @@ def median(entries, key="seconds"):
 
 def table(data):
     """Medians of all questions but the first, of which the store knows nothing, and of the turns from the fifth on."""
-    lines = ["| cache | question anew | stored | share | turn anew | stored | share | tokens of a question, and stored |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = ["| cache | question anew | stored | share | on disk | share | turn anew | stored | share | on disk | share "
+             "| tokens of a question, and stored |", "|---" * 12 + "|"]
     for kv, cell in data["cells"].items():
-        if not {"stored", "anew"} <= cell.keys():
+        if not {"stored", "anew", "restarted"} <= cell.keys():
             continue
         fields = []
         for part, first in (("questions", 1), ("turns", 4)):
-            anew, stored = (median(cell[name][part][first:]) for name in ("anew", "stored"))
-            fields += [f"{anew:.3g} s", f"{stored:.3g} s", f"{stored / anew:.2f}"]
+            anew, stored, restarted = (median(cell[name][part][first:]) for name in ("anew", "stored", "restarted"))
+            fields += [f"{anew:.3g} s", f"{stored:.3g} s", f"{stored / anew:.2f}", f"{restarted:.3g} s", f"{restarted / anew:.2f}"]
         last = cell["stored"]["questions"][-1]
         lines.append(f"| `{kv}` | {' | '.join(fields)} | {last['prompt_tokens']}, {last['cached_tokens']} |")
     return "\n".join(lines)

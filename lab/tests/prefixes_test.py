@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""lab/prefixes.py with a server of a few lines that answers at once what it was asked before, unless --prefix-memory is 0."""
+"""lab/prefixes.py with a server of a few lines that answers at once what it was asked before, unless --prefix-memory is 0, and
+after a restart where there is a --prefix-dir."""
 
 import json
 import pathlib
@@ -10,8 +11,14 @@ import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "prefixes.py"
 SERVER = '''#!{python}
-import http.server, json, sys, time
+import http.server, json, pathlib, sys, time
+if sys.argv[1] == "prefix":
+    print(json.dumps({{"kv": {{"none": {{"files": 1, "bytes": 5}}}}}}))
+    sys.exit()
 stores, seen = "--prefix-memory" not in sys.argv, []
+disk = pathlib.Path(sys.argv[sys.argv.index("--prefix-dir") + 1], "seen") if "--prefix-dir" in sys.argv else None
+if disk and disk.exists():
+    seen = json.loads(disk.read_text())
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
@@ -25,6 +32,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         text = "".join(m["content"] for m in body["messages"])
         n_same = max((len(a) for b in seen if (a := b[:200]) == text[:200]), default=0) if stores else 0
         seen.append(text)
+        if disk:
+            disk.write_text(json.dumps(seen))
         time.sleep(0 if n_same else 0.2)
         self.send_response(200)
         self.end_headers()
@@ -59,12 +68,14 @@ class PrefixesCase(unittest.TestCase):
         data = json.loads((self.folder / "out.json").read_text())
         cell = data["cells"]["none"]
         self.assertEqual(cell["stored"]["run"]["commit"], "abc")
-        for name, least in (("stored", 1), ("anew", 0)):
+        for name, least in (("stored", 1), ("anew", 0), ("restarted", 1)):
             self.assertEqual([len(cell[name][part]) for part in ("questions", "turns")], [3, 6])
             cached = [entry["cached_tokens"] for entry in cell[name]["questions"][1:]]
             self.assertTrue(all((n > 0) == bool(least) for n in cached), cached)
         self.assertLess(cell["stored"]["questions"][1]["seconds"], 0.15)
         self.assertGreater(cell["anew"]["questions"][1]["seconds"], 0.15)
+        self.assertLess(cell["restarted"]["questions"][1]["seconds"], 0.15)
+        self.assertEqual(cell["restarted"]["disk"], {"files": 1, "bytes": 5})
         self.assertIn("| `none` | 0.2", done.stdout)
 
     def test_goes_on_where_it_was(self):
