@@ -170,8 +170,7 @@ Status RemovePrefixes(const PrefixVerbOptions& options) {
     n_bytes += file.n_bytes;
   }
   if (options.json) {
-    fmt::print("{}\n",
-               nlohmann::ordered_json{{"removed", n_removed}, {"bytes", n_bytes}}.dump());
+    fmt::print("{}\n", nlohmann::ordered_json{{"removed", n_removed}, {"bytes", n_bytes}}.dump());
   } else {
     fmt::print("{} files removed, {}\n", n_removed, FormatBytes(n_bytes));
   }
@@ -189,7 +188,8 @@ void AddPrefixVerb(Verbs* verbs) {
                        Status (*run)(const PrefixVerbOptions&)) {
     auto options = std::make_shared<PrefixVerbOptions>();
     CLI::App* verb = prefix->add_subcommand(name, summary);
-    verb->callback([verbs, options, run] { verbs->chosen = [options, run] { return run(*options); }; });
+    verb->callback(
+        [verbs, options, run] { verbs->chosen = [options, run] { return run(*options); }; });
     verb->add_option("FOLDER", options->folder, "that of --prefix-dir")->required();
     verb->add_flag("--json", options->json, "as JSON, an object a line");
     return std::pair(verb, options);

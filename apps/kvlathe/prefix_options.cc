@@ -21,9 +21,8 @@ StatusOr<std::unique_ptr<PrefixArchive>> OpenArchive(
     return Error(StatusCode::kInvalidArgument, "--prefix-disk: {}", MessageOf(max_bytes.status()));
   }
   if (options.folder.empty()) return nullptr;
-  return PrefixArchive::Open({.folder = options.folder,
-                              .max_bytes = *max_bytes,
-                              .on_trouble = std::move(on_trouble)});
+  return PrefixArchive::Open(
+      {.folder = options.folder, .max_bytes = *max_bytes, .on_trouble = std::move(on_trouble)});
 }
 
 void NotePrefixTrouble(const Status& trouble) {

@@ -141,7 +141,8 @@ class Engine {
   // Ends a WaitForWork that has begun, or the next one.
   void Wake() { inbox_.Wake(); }
 
-  // Whether steps without work have something to copy for the archive, soon and one after the other.
+  // Whether steps without work have something to copy for the archive, soon and one after the
+  // other.
   bool is_saving_prefixes() const { return prefixes_.is_saving(); }
 
   int n_running() const { return inbox_.n_running(); }

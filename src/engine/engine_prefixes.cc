@@ -41,8 +41,8 @@ bool Engine::WaitsForPrefix(const Sequence& s) {
   return false;
 }
 
-// Whether it waits for what is being read from disk, which a disk that does not answer may delay but
-// not prevent.
+// Whether it waits for what is being read from disk, which a disk that does not answer may delay
+// but not prevent.
 bool Engine::Fetches(Sequence* s) {
   constexpr double kLongestWait = 5;  // seconds
   if (options_.archive == nullptr) return false;

@@ -150,8 +150,8 @@ class SequenceContents {
 // A head among those that share its layer record. Costs as much as there are of these.
 HeadInRun HeadInRunOf(const CacheLayout& layout, int layer_idx, int kv_head_idx);
 
-// f(layer_idx, kv_head_idx, CacheObjects) for all objects of a layer or of a sequence, head by head.
-// `contents` has Of() as SequenceContents has it.
+// f(layer_idx, kv_head_idx, CacheObjects) for all objects of a layer or of a sequence, head by
+// head. `contents` has Of() as SequenceContents has it.
 template <typename Contents, typename F>
 void ForEachObjectOfLayer(const CacheLayout& layout, int layer_idx, Contents&& contents,
                           const F& f) {

@@ -70,7 +70,8 @@ void Report(const SpecModel& spec_model, const Generated& generated, bool as_jso
     return;
   }
   std::string restored;
-  if (generated.n_restored > 0) restored = fmt::format("{} tokens restored, ", generated.n_restored);
+  if (generated.n_restored > 0)
+    restored = fmt::format("{} tokens restored, ", generated.n_restored);
   if (outcome.n_prefix_tokens > 0) {
     restored += fmt::format("{} tokens of --prefix-dir, ", outcome.n_prefix_tokens);
   }
@@ -217,8 +218,7 @@ Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace
                                prompt, &generated));
   // An interrupt before the prompt was read leaves nothing that could go on.
   if (!options.save_session.empty() && generated.session.cache != nullptr) {
-    KVL_RETURN_IF_ERROR(
-        SaveSession(generated.session, place.identity, options.save_session));
+    KVL_RETURN_IF_ERROR(SaveSession(generated.session, place.identity, options.save_session));
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     return Error(StatusCode::kResourceExhausted, "standard output cannot be written");

@@ -265,8 +265,7 @@ void PrefixArchive::Run() {
 
 void PrefixArchive::DropForgottenReadings() {
   std::erase_if(readings_, [](const auto& reading) {
-    return reading.second.is_done &&
-           reading.second.since_asked.Seconds() > kForgottenAfterSeconds;
+    return reading.second.is_done && reading.second.since_asked.Seconds() > kForgottenAfterSeconds;
   });
 }
 

@@ -185,12 +185,11 @@ class ArchivedEngineTest : public ::testing::TestWithParam<const char*> {
     auto archive = PrefixArchive::Open(std::move(options));
     EXPECT_TRUE(archive.ok()) << archive.status();
     server->archive = *std::move(archive);
-    server->engine = std::make_unique<Engine>(
-        std::vector<Model*>{model_.get()}, &server->pool,
-        EngineOptions{.prefix_bytes = pool_bytes / 2,
-                      .archive = server->archive.get(),
-                      .identities = {{GetParam(), "a model"}},
-                      .observer = &server->observer});
+    server->engine = std::make_unique<Engine>(std::vector<Model*>{model_.get()}, &server->pool,
+                                              EngineOptions{.prefix_bytes = pool_bytes / 2,
+                                                            .archive = server->archive.get(),
+                                                            .identities = {{GetParam(), "a model"}},
+                                                            .observer = &server->observer});
     return server;
   }
   static Request MakeRequest(std::vector<int32_t> prompt, int max_tokens = 8,
@@ -297,11 +296,11 @@ TEST_P(ArchivedEngineTest, AnotherModelFindsNothing) {
   const Request request = MakeRequest(RandomPrompt(300, 1));
   Run(Start().get(), request);
   auto server = Start();
-  server->engine = std::make_unique<Engine>(
-      std::vector<Model*>{model_.get()}, &server->pool,
-      EngineOptions{.prefix_bytes = kArchivePoolBytes / 2,
-                    .archive = server->archive.get(),
-                    .identities = {{GetParam(), "another model"}}});
+  server->engine =
+      std::make_unique<Engine>(std::vector<Model*>{model_.get()}, &server->pool,
+                               EngineOptions{.prefix_bytes = kArchivePoolBytes / 2,
+                                             .archive = server->archive.get(),
+                                             .identities = {{GetParam(), "another model"}}});
   EXPECT_EQ(Run(server.get(), request).n_prefix_tokens, 0);
 }
 
@@ -315,9 +314,9 @@ TEST_P(ArchivedEngineTest, DamagedFilesAreIgnoredAndCounted) {
     changed[at] ^= 4;
     return changed;
   };
-  const std::string damages[] = {"", bytes.substr(0, 20), bytes.substr(0, bytes.size() - 1),
-                                 flipped(0), flipped(200), flipped(bytes.size() / 2),
-                                 flipped(bytes.size() - 1), bytes + "x"};
+  const std::string damages[] = {
+      "",           bytes.substr(0, 20),       bytes.substr(0, bytes.size() - 1), flipped(0),
+      flipped(200), flipped(bytes.size() / 2), flipped(bytes.size() - 1),         bytes + "x"};
   for (const std::string& damaged : damages) {
     n_troubles_ = 0;
     ASSERT_TRUE(WriteFileAtomically(path, damaged).ok());

@@ -66,9 +66,8 @@ std::string PrefixFileName(const PrefixFacts& facts) {
   const auto text_of = [](const auto* data, size_t n) {
     return std::string_view(reinterpret_cast<const char*>(data), n * sizeof(*data));
   };
-  const std::string digest =
-      DigestOf({facts.place, facts.tenant, text_of(&facts.n_prompt, 1),
-                text_of(facts.tokens.data(), facts.tokens.size())});
+  const std::string digest = DigestOf({facts.place, facts.tenant, text_of(&facts.n_prompt, 1),
+                                       text_of(facts.tokens.data(), facts.tokens.size())});
   return digest.substr(0, 32) + std::string(kPrefixFileEnding);
 }
 

@@ -69,8 +69,7 @@ class OpenPrefixFile {
     return bytes;
   }
   StatusOr<std::string> ReadHead() const {
-    KVL_ASSIGN_OR_RETURN(const std::string start,
-                         Read(0, std::min(kPrefixStartBytes, n_bytes_)));
+    KVL_ASSIGN_OR_RETURN(const std::string start, Read(0, std::min(kPrefixStartBytes, n_bytes_)));
     KVL_ASSIGN_OR_RETURN(const int64_t head_bytes,
                          PrefixHeadBytes(std::as_bytes(std::span(start)), n_bytes_, path_));
     return Read(0, head_bytes);
@@ -177,8 +176,9 @@ StatusOr<AtomicFile> PrefixFolder::Create(const std::string& name) const {
 
 StatusOr<std::vector<std::string>> PrefixFolder::MakeRoomFor(int64_t n_bytes) const {
   if (n_bytes > max_bytes_) {
-    return Error(StatusCode::kResourceExhausted, "{}: an entry of {} is larger than the bound of {}",
-                 path_, FormatBytes(n_bytes), FormatBytes(max_bytes_));
+    return Error(StatusCode::kResourceExhausted,
+                 "{}: an entry of {} is larger than the bound of {}", path_, FormatBytes(n_bytes),
+                 FormatBytes(max_bytes_));
   }
   KVL_ASSIGN_OR_RETURN(std::vector<File> files, List());
   int64_t used_bytes = 0;

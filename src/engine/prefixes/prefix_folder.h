@@ -56,7 +56,8 @@ class PrefixFolder {
   void RemoveUnfinished() const;
 
  private:
-  PrefixFolder(std::string path, int64_t max_bytes) : path_(std::move(path)), max_bytes_(max_bytes) {}
+  PrefixFolder(std::string path, int64_t max_bytes)
+      : path_(std::move(path)), max_bytes_(max_bytes) {}
   Status ReadSecret();
 
   std::string path_;

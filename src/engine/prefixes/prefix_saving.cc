@@ -14,8 +14,8 @@ namespace {
 constexpr double kShareHeld = 7.0 / 8;
 // Bytes that a step copies at most, but for a layer of a long entry.
 constexpr int64_t kMostCopiedInStep = int64_t{8} << 20;
-// Bytes that wait for the disk, for a step to copy no more; and for what has to be copied at once or
-// never.
+// Bytes that wait for the disk, for a step to copy no more; and for what has to be copied at once
+// or never.
 constexpr int64_t kMostWaitingBytes = int64_t{64} << 20;
 constexpr int64_t kMostWaitingAtOnce = int64_t{512} << 20;
 

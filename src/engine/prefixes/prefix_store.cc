@@ -25,10 +25,9 @@ PrefixStore::BestEntry PrefixStore::FindBest(const Question& question, int* n_co
     *n_common = std::max(*n_common, n_equal);
     if (n_equal <= best.offer.n_tokens) continue;
     const SequenceCache& cache = *entry->cache;
-    const PrefixOffer offer =
-        OfferOf(question, n_equal, cache.n_prompt(), [&](int64_t n_prompt) {
-          return cache.MostShareable(n_equal, n_prompt);
-        });
+    const PrefixOffer offer = OfferOf(question, n_equal, cache.n_prompt(), [&](int64_t n_prompt) {
+      return cache.MostShareable(n_equal, n_prompt);
+    });
     if (offer.n_tokens > best.offer.n_tokens) best = {entry, offer};
   }
   return best;

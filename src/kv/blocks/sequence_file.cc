@@ -267,8 +267,8 @@ std::string Head(const SequenceIdentity& identity, const SequenceCache& cache,
   AppendBytes(kVersion, &head);
   const int64_t row_bytes = RowBytes(layout, {cache.n_tokens(), cache.n_prompt(), merged},
                                      std::numeric_limits<int64_t>::max());
-  *n_bytes = static_cast<int64_t>(head.size() + sizeof(uint64_t) + rest.size()) + row_bytes +
-             kCrcBytes;
+  *n_bytes =
+      static_cast<int64_t>(head.size() + sizeof(uint64_t) + rest.size()) + row_bytes + kCrcBytes;
   AppendBytes(static_cast<uint64_t>(*n_bytes), &head);
   return head + rest;
 }

@@ -27,8 +27,8 @@ std::vector<MergedLength> MergedLengths(const SequenceCache& cache, const CacheL
 // lengths that are not negative: time and memory are bounded by n_max and the number of heads.
 int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t n_max);
 
-// Appends the rows of a layer of a cache that holds at least one position. Rows that no position has
-// filled are zeros.
+// Appends the rows of a layer of a cache that holds at least one position. Rows that no position
+// has filled are zeros.
 void AppendRows(const SequenceCache& cache, int layer_idx, std::string* out);
 
 // Copies RowBytes of rows into a cache that has been extended for them. False when a record would
