@@ -2,6 +2,7 @@
 """What the prefix store saves: time to the first token of questions about one document, and of the turns of one conversation.
 
   lab/prefixes.py run MODEL [--out FILE] [--kv SPEC]... [--tokens N] [--questions N] [--turns N] [--kvlathe PROGRAM]
+  lab/prefixes.py zipf MODEL [--out FILE] [--kv SPEC]... [--documents N] [--tokens N] [--requests N] [--held N] [--kvlathe PROGRAM]
   lab/prefixes.py table FILE
 
 MODEL is what `kvlathe serve -m` takes. Each cache gets three servers one after the other: with the store, with --prefix-memory 0, and
@@ -9,12 +10,16 @@ with --prefix-dir, which is ended and started again before every request, so tha
 request at a time, greedily and streamed: --questions questions behind a document of about --tokens tokens (the first of
 share/sample.txt), and a conversation of --turns turns, whose answers are sent back as they came. Whatever was measured is in FILE at
 once; the same command goes on.
+
+`zipf` asks for --documents documents of about --tokens tokens, drawn --requests times by Zipf's law, with as much memory as --held of
+them take uncompressed: how many prompt tokens were found, and how soon answers began.
 """
 
 import argparse
 import http.client
 import json
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -122,16 +127,76 @@ def measure(served, options):
     return {"questions": questions, "turns": turns}
 
 
-def run(options):
+def begin(options, names):
+    """Path and data of the results file, which has the settings of these names, and where this run comes from."""
     out = pathlib.Path(options.out)
-    settings = {"model": pathlib.Path(options.model).name, "tokens": options.tokens, "questions": options.questions, "turns": options.turns}
+    settings = {"model": pathlib.Path(options.model).name, **{name: getattr(options, name) for name in names}}
     commit, is_dirty = provenance.commit_of(ROOT, options.commit, options.allow_dirty)
-    facts = provenance.run_facts(commit, is_dirty)
     data = {"settings": settings, "cells": {}}
     if out.exists():
         data = json.loads(out.read_text(encoding="utf-8"))
         if data.get("settings") != settings:
             raise store.ResultsError(f"{out} has results of other settings ({data.get('settings')}); move it away or name another --out")
+    return out, data, provenance.run_facts(commit, is_dirty)
+
+
+def bytes_a_token(options):
+    """Of a 16-bit cache."""
+    text = subprocess.run([options.kvlathe, "inspect", "-m", options.model, "--kv", "none", "--json"], capture_output=True, check=True,
+                          text=True).stdout
+    cache = find_cache(json.loads(text))
+    return cache["total"] / cache["kv_fraction"] / cache["context"]
+
+
+def find_cache(node):
+    """The object that has the bytes of a cache, wherever it stands."""
+    if isinstance(node, dict) and {"total", "kv_fraction", "context"} <= node.keys():
+        return node
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return next((found for child in children if (found := find_cache(child))), None)
+
+
+def draw_by_zipf(n_documents, n_requests):
+    draw = random.Random(7)
+    return draw.choices(range(n_documents), [1 / rank for rank in range(1, n_documents + 1)], k=n_requests)
+
+
+def run_zipf(options):
+    out, data, facts = begin(options, ("documents", "tokens", "requests", "held"))
+    n_bytes = round(bytes_a_token(options) * options.tokens * options.held)
+    text = (ROOT / "share" / "sample.txt").read_text(encoding="utf-8")
+    for kv in options.kv or ("none", "kivi(bits=4)", "lathe(ratio=8)"):
+        if kv in data["cells"]:
+            continue
+        print(f"{kv} ...", file=sys.stderr, flush=True)
+        # What a request needs while it is read comes on top.
+        command = [options.kvlathe, "serve", "-m", options.model, "--kv", kv, "--kv-memory", str(n_bytes + n_bytes // options.held * 4),
+                   "--prefix-memory", str(n_bytes)]
+        with Served(command, out.with_suffix(".log"), options.patience, restarts=False) as served:
+            n_letters = len(document(served, options.tokens))
+            entries = []
+            for number in draw_by_zipf(options.documents, options.requests):
+                begin_at = number * 997 % max(1, len(text) - n_letters)
+                content = f"Document {number}. {text[begin_at:begin_at + n_letters]}\n\n{QUESTIONS[len(entries) % len(QUESTIONS)]}"
+                entries.append(entry(*served.ask([{"role": "user", "content": content}], 4)[1:]))
+        data["cells"][kv] = {"requests": entries, "run": facts}
+        store.write_whole(out, json.dumps(data, indent=1) + "\n")
+    print(zipf_table(data))
+
+
+def zipf_table(data):
+    lines = ["| cache | found of the prompt tokens | time to the first token: median | mean | 90% |", "|---|---|---|---|---|"]
+    for kv, cell in data["cells"].items():
+        entries = cell["requests"]
+        found = sum(e["cached_tokens"] for e in entries) / sum(e["prompt_tokens"] for e in entries)
+        seconds = sorted(e["seconds"] for e in entries)
+        lines.append(f"| `{kv}` | {found:.0%} | {statistics.median(seconds):.3g} s | {statistics.mean(seconds):.3g} s "
+                     f"| {seconds[len(seconds) * 9 // 10]:.3g} s |")
+    return "\n".join(lines)
+
+
+def run(options):
+    out, data, facts = begin(options, ("tokens", "questions", "turns"))
     for kv in options.kv or CACHES:
         for name in ("stored", "anew", "restarted"):
             cell = data["cells"].setdefault(kv, {})
@@ -180,10 +245,19 @@ def parse(arguments):
     runs.add_argument("--tokens", type=int, default=4096)
     runs.add_argument("--questions", type=int, default=10)
     runs.add_argument("--turns", type=int, default=20)
-    runs.add_argument("--patience", type=float, default=3600, help="seconds until a server must be there")
-    runs.add_argument("--kvlathe", default=str(ROOT / "build" / "release" / "bin" / "kvlathe"))
-    runs.add_argument("--commit", help="that the program was built from")
-    runs.add_argument("--allow-dirty", action="store_true")
+    zipf = commands.add_parser("zipf")
+    zipf.add_argument("model")
+    zipf.add_argument("--out", default="build/zipf.json")
+    zipf.add_argument("--kv", action="append")
+    zipf.add_argument("--documents", type=int, default=200)
+    zipf.add_argument("--tokens", type=int, default=2000)
+    zipf.add_argument("--requests", type=int, default=600)
+    zipf.add_argument("--held", type=int, default=40)
+    for command in (runs, zipf):
+        command.add_argument("--patience", type=float, default=3600, help="seconds until a server must be there")
+        command.add_argument("--kvlathe", default=str(ROOT / "build" / "release" / "bin" / "kvlathe"))
+        command.add_argument("--commit", help="that the program was built from")
+        command.add_argument("--allow-dirty", action="store_true")
     commands.add_parser("table").add_argument("file")
     return parser.parse_args(arguments)
 
@@ -193,8 +267,11 @@ def main(arguments):
     try:
         if options.command == "run":
             run(options)
+        elif options.command == "zipf":
+            run_zipf(options)
         else:
-            print(table(json.loads(pathlib.Path(options.file).read_text(encoding="utf-8"))))
+            data = json.loads(pathlib.Path(options.file).read_text(encoding="utf-8"))
+            print(zipf_table(data) if "documents" in data["settings"] else table(data))
     except (RequestFailed, ServerFailed, store.ResultsError, OSError) as error:
         print(f"prefixes.py: {error}", file=sys.stderr)
         return 1

@@ -15,7 +15,10 @@ import http.server, json, pathlib, sys, time
 if sys.argv[1] == "prefix":
     print(json.dumps({{"kv": {{"none": {{"files": 1, "bytes": 5}}}}}}))
     sys.exit()
-stores, seen = "--prefix-memory" not in sys.argv, []
+if sys.argv[1] == "inspect":
+    print(json.dumps({{"kv_bytes": {{"total": 1001, "kv_fraction": 1.001, "context": 10}}}}))
+    sys.exit()
+stores, seen = "--prefix-memory 0" not in " ".join(sys.argv), []
 disk = pathlib.Path(sys.argv[sys.argv.index("--prefix-dir") + 1], "seen") if "--prefix-dir" in sys.argv else None
 if disk and disk.exists():
     seen = json.loads(disk.read_text())
@@ -30,7 +33,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert "model" not in body, "a server has one model, and refuses others"
         text = "".join(m["content"] for m in body["messages"])
-        n_same = max((len(a) for b in seen if (a := b[:200]) == text[:200]), default=0) if stores else 0
+        n_same = max((len(a) for b in seen if (a := b[:200]) == text[:200]), default=0) if stores or disk else 0
         seen.append(text)
         if disk:
             disk.write_text(json.dumps(seen))
@@ -77,6 +80,19 @@ class PrefixesCase(unittest.TestCase):
         self.assertLess(cell["restarted"]["questions"][1]["seconds"], 0.15)
         self.assertEqual(cell["restarted"]["disk"], {"files": 1, "bytes": 5})
         self.assertIn("| `none` | 0.2", done.stdout)
+
+    def test_draws_documents_by_zipfs_law(self):
+        done = self.run_script("zipf", "m.gguf", "--out", self.folder / "out.json", "--kvlathe", self.server, "--kv", "none", "--commit", "abc",
+                               "--documents", 5, "--tokens", 400, "--requests", 30, "--held", 2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        requests = json.loads((self.folder / "out.json").read_text())["cells"]["none"]["requests"]
+        self.assertEqual(len(requests), 30)
+        # What was drawn before is stored.
+        n_anew = sum(r["cached_tokens"] == 0 for r in requests)
+        self.assertTrue(3 <= n_anew <= 5, n_anew)
+        again = self.run_script("table", self.folder / "out.json")
+        self.assertEqual(again.stdout, done.stdout)
+        self.assertRegex(done.stdout, r"\| `none` \| \d+% \| 0.0")
 
     def test_goes_on_where_it_was(self):
         self.run_all()
