@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
 # runs it on its corpus:  scripts/fuzz.sh TARGET [SECONDS] [libFuzzer options]
-# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, session_state, restored_sequence,
+# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, session_state, prefix_file, restored_sequence,
 # attend_packed or chat_template.
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
@@ -22,6 +22,8 @@ case $target in
   gguf) list="$(ls src/io/gguf/*.cc | grep -v -e _test.cc -e /gguf.cc) src/io/safetensors/safetensors_header.cc" ;;
   http_request) list="$(ls src/server/http/request_*.cc | grep -v _test.cc) src/server/http/chunk_decoder.cc" ;;
   spec) list="src/kv/spec/spec_fuzz.cc $(ls src/kv/spec/*.cc | grep -v -e _test.cc -e _fuzz.cc)" ;;
+  prefix_file)
+    list="src/engine/prefixes/prefix_file_fuzz.cc src/engine/prefixes/prefix_file.cc $(sources base)" ;;
   sequence_file | session_state | restored_sequence)
     list=$(sources base tensor io format machine analysis cpu kv model)
     libraries="-ldnnl -lgomp"
