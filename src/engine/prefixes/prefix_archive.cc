@@ -91,11 +91,14 @@ PrefixArchive::Found PrefixArchive::Find(const PrefixQuestion& question, int64_t
     const PrefixFacts& facts = entry.facts;
     if (facts.place != place || facts.tenant != tenant || entry.n_bytes > max_bytes) continue;
     const int n_equal = CommonTokens(question.sharable(), facts.tokens);
+    best.n_common = std::max(best.n_common, n_equal);
     if (n_equal <= best.offer.n_tokens) continue;
     const PrefixOffer offer = OfferOf(question, n_equal, facts.n_prompt, [&](int64_t n_prompt) {
       return MostShareableOf(facts, *question.key->layout, n_equal, n_prompt);
     });
-    if (offer.n_tokens > best.offer.n_tokens) best = {name, offer};
+    if (offer.n_tokens <= best.offer.n_tokens) continue;
+    best.name = name;
+    best.offer = offer;
   }
   return best;
 }

@@ -66,6 +66,9 @@ class PrefixArchive {
   struct Found {
     std::string name;  // of the file; empty: there is none
     PrefixOffer offer;
+    // The most tokens that a file has in common with the question, whether or not it can give the
+    // cache behind them.
+    int n_common = 0;
   };
   // The file that gives the most to the question, of those up to max_bytes.
   Found Find(const PrefixQuestion& question, int64_t max_bytes);

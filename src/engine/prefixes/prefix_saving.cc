@@ -10,7 +10,7 @@ namespace kvlathe {
 namespace {
 
 // An entry is not written where files give so much of it: a conversation is written each time that
-// it has grown by an eighth.
+// it has grown by an eighth, and in the end.
 constexpr double kShareHeld = 7.0 / 8;
 // Bytes that a step copies at most, but for a layer of a long entry.
 constexpr int64_t kMostCopiedInStep = int64_t{8} << 20;
@@ -26,8 +26,11 @@ PrefixArchive::Draft PrefixStore::DraftOf(const Entry& entry) const {
 }
 
 // Whether files give so much of it that it need not be written.
-bool PrefixStore::IsHeld(const PrefixArchive::Draft& draft) const {
-  return archive_->CountHeld(draft) >= kShareHeld * static_cast<double>(draft.tokens.size());
+bool PrefixStore::IsHeld(const PrefixArchive::Draft& draft, When when) const {
+  const auto n_tokens = static_cast<int>(draft.tokens.size());
+  const int n_held = archive_->CountHeld(draft);
+  if (when == When::kAtTheEnd) return n_held + kLeastTokensOnDisk > n_tokens;
+  return n_held >= kShareHeld * n_tokens;
 }
 
 bool PrefixStore::Fetches(const Question& question) {
@@ -76,13 +79,18 @@ void PrefixStore::Restore(const Question& question, const std::string& file,
 }
 
 // The one that has been there longest of those that have settled. False when there is none.
-bool PrefixStore::BeginSaving(double least_age_seconds) {
+bool PrefixStore::BeginSaving(When when) {
+  const double settles_in = std::chrono::duration<double>(archive_->options().settles_in).count();
   for (auto place = entries_.end(); place != entries_.begin();) {
     Entry& entry = *--place;
-    if (entry.is_saved || entry.since_added.Seconds() < least_age_seconds) continue;
-    entry.is_saved = true;
+    if (entry.is_saved) continue;
+    if (when == When::kSettled && (entry.is_held || entry.since_added.Seconds() < settles_in)) {
+      continue;
+    }
     const PrefixArchive::Draft draft = DraftOf(entry);
-    if (IsHeld(draft)) continue;
+    entry.is_held = IsHeld(draft, when);
+    entry.is_saved = !entry.is_held || when == When::kAtTheEnd;
+    if (entry.is_held) continue;
     SequencePieces pieces(entry.cache.get(), *entry.key.identity, {});
     const int64_t n_bytes = pieces.n_bytes();
     if (n_bytes > archive_->options().max_bytes) {
@@ -106,11 +114,10 @@ int64_t PrefixStore::CopyPiece() {
 
 void PrefixStore::Tend() {
   if (archive_ == nullptr || entries_.empty()) return;
-  const double settles_in = std::chrono::duration<double>(archive_->options().settles_in).count();
   for (int64_t n_copied = 0;
        n_copied < kMostCopiedInStep && archive_->n_waiting_bytes() < kMostWaitingBytes;
        n_copied += CopyPiece()) {
-    if (!saving_.has_value() && !BeginSaving(settles_in)) return;
+    if (!saving_.has_value() && !BeginSaving(When::kSettled)) return;
   }
 }
 
@@ -152,12 +159,12 @@ void PrefixStore::SaveBeforeItGoes(EntryPlace entry) {
   }
   if (entry->is_saved) return;
   const PrefixArchive::Draft draft = DraftOf(*entry);
-  if (!IsHeld(draft)) SaveWhole(draft, *entry->cache);
+  if (!IsHeld(draft, When::kSettled)) SaveWhole(draft, *entry->cache);
 }
 
 void PrefixStore::SaveAll() {
   if (archive_ == nullptr) return;
-  while (saving_.has_value() || (!entries_.empty() && BeginSaving(0))) {
+  while (saving_.has_value() || (!entries_.empty() && BeginSaving(When::kAtTheEnd))) {
     while (archive_->n_waiting_bytes() >= kMostWaitingBytes) {
       archive_->WaitForChange(std::chrono::milliseconds(10));
     }

@@ -57,8 +57,8 @@ class PrefixStore {
 
   struct Found {
     std::unique_ptr<SequenceCache> cache;  // null: there is nothing to begin behind
-    // The most tokens that an entry has in common with the request, whether or not it can give the
-    // cache behind them.
+    // The most tokens that an entry, or a file, has in common with the request, whether or not it
+    // can give the cache behind them.
     int n_common = 0;
   };
   Found Find(const Question& question);
@@ -100,6 +100,7 @@ class PrefixStore {
     std::vector<int32_t> tokens;  // as many as the cache holds
     std::unique_ptr<SequenceCache> cache;
     bool is_saved = false;  // or is not going to be
+    bool is_held = false;   // files give most of it
     std::string file;       // of the archive, that it came from; else empty
     Stopwatch since_added;
   };
@@ -117,8 +118,10 @@ class PrefixStore {
 
   BestEntry FindBest(const Question& question, int* n_common);
   PrefixArchive::Draft DraftOf(const Entry& entry) const;
-  bool IsHeld(const PrefixArchive::Draft& draft) const;
-  bool BeginSaving(double least_age_seconds);
+  // When an entry is written: after a while, or as all that is left before the end.
+  enum class When { kSettled, kAtTheEnd };
+  bool IsHeld(const PrefixArchive::Draft& draft, When when) const;
+  bool BeginSaving(When when);
   int64_t CopyPiece();
   void SaveWhole(const PrefixArchive::Draft& draft, const SequenceCache& cache);
   void LeaveUnsaved(EntryPlace entry);
