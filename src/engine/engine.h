@@ -18,6 +18,7 @@
 #include "engine/request_inbox.h"
 #include "engine/session.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/byte_kinds.h"
 #include "model/model.h"
 
 namespace kvlathe {
@@ -134,6 +135,10 @@ class Engine {
   bool WaitForWork(std::chrono::milliseconds at_most) { return inbox_.WaitForWork(at_most); }
   // Ends a WaitForWork that has begun, or the next one.
   void Wake() { inbox_.Wake(); }
+
+  // For the thread that steps: what the caches of the requests that run are spent on, by the closed
+  // formulas (ByteKindsByLayer). Where the model decides what merges, as if nothing did.
+  ByteKinds RunningBytes() const;
 
   int n_running() const { return inbox_.n_running(); }
   int n_waiting() const { return inbox_.n_waiting(); }
