@@ -6,6 +6,7 @@ Tests that need a browser are skipped where Chromium, its driver or the package 
 KVLATHE_SCREENSHOTS they leave pictures in that folder.
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -79,6 +80,24 @@ class Browser(PageCase):
     def wait(self, condition, seconds=60):
         WebDriverWait(self.page, seconds, 0.05).until(lambda _: condition())
 
+    @contextlib.contextmanager
+    def load(self, server):
+        """Others ask meanwhile, with the second level."""
+        ends = threading.Event()
+
+        def ask():
+            while not ends.is_set():
+                server.post("/v1/completions", {"prompt": "A long story", "n": 8, "max_tokens": 900, "ignore_eos": True,
+                                                "kv": LEVELS[1]})
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            asking.join()
+
     def answers(self):
         return self.page.find_elements(By.CSS_SELECTOR, ".turn.assistant")
 
@@ -114,10 +133,11 @@ class Browser(PageCase):
             self.open(server, "--force-dark-mode")
             self.set("max_tokens", 900)
             self.set("temperature", 0)
-            self.find("input").send_keys("A long story", Keys.ENTER)
-            self.wait(lambda: self.answers() and len(self.answers()[0].text) > 40)
-            self.find("input").send_keys(Keys.ESCAPE)
-            self.wait(lambda: self.facts() == "stopped")
+            with self.load(server):  # alone it may have ended before the key is pressed
+                self.find("input").send_keys("A long story", Keys.ENTER)
+                self.wait(lambda: self.answers() and len(self.answers()[0].text) > 40)
+                self.find("input").send_keys(Keys.ESCAPE)
+                self.wait(lambda: self.facts() == "stopped")
             self.assertTrue(self.find("send").is_enabled())
             self.wait(lambda: self.find("running").text == "0")
             self.picture("dark")
@@ -127,22 +147,10 @@ class Browser(PageCase):
             self.open(server)
             self.assertFalse(self.find("parts").is_displayed())
             self.assertFalse(self.find("audit").is_displayed())
-            shown = threading.Event()
-
-            def ask_until_shown():
-                while not shown.is_set():
-                    server.post("/v1/completions", {"prompt": "A long story", "n": 8, "max_tokens": 900, "ignore_eos": True,
-                                                    "kv": LEVELS[1]})
-
-            asking = threading.Thread(target=ask_until_shown)
-            asking.start()
-            try:
+            with self.load(server):
                 self.wait(lambda: "codes" in self.find("kinds").text and "together" in self.find("kinds").text)
                 self.assertLess(float(re.search(r"([\d.]+)%", self.find("kinds").text).group(1)), 100)
                 self.picture("parts")
-            finally:
-                shown.set()
-                asking.join()
             self.wait(lambda: not self.find("parts").is_displayed())
 
     def test_shows_what_an_audit_finds(self):

@@ -1,6 +1,7 @@
 // kvlathe audit: what caches lost in the answers of a server, from its log.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <memory>
