@@ -81,6 +81,23 @@ class Serving(AuditCase):
         _, other = self.audit(self.log_of(log), "--kv", "int8")
         self.assertEqual([(row["kv"], row["positions"]) for row in other["rows"]], [("int8", 160)])
 
+    def test_requests_with_a_rate_are_told_apart(self):
+        kv = "fdc(rate=0.5,resident=full)"
+        with Server(KVLATHE, "-m", MODEL, "--kv", kv, "--audit", "1", "--log-tokens", environment=self.environment) as server:
+            for rate in ({}, {"rate": 0.25}, {"rate": 0.7512}):
+                self.ask(server, **rate)
+            server.wait_for_metric("kvlathe_audit_requests_total", 3)
+            rows = server.ask("GET", "/audit")[1]["rows"]
+            server.end()
+            log = self.log_of(server.whole_log())
+        self.assertEqual([row["rate"] for row in rows], [None, 0.25, 0.75])  # to hundredths
+        self.assertLess(rows[1]["kl"], rows[0]["kl"])
+        self.assertLess(rows[0]["kl"], rows[2]["kl"])
+        _, summary = self.audit(log)
+        self.assertEqual([row["kv"] for row in summary["rows"]], [kv, f"{kv} at 0.25", f"{kv} at 0.7512"])
+        for row, of_server in zip(summary["rows"], rows):
+            self.assertAlmostEqual(row["kl"], of_server["kl"], delta=0.02 * row["kl"])
+
     def test_without_it_nothing_is_audited_or_logged(self):
         with self.serve() as server:
             self.ask(server)
