@@ -6,10 +6,12 @@ Tests that need a browser are skipped where Chromium, its driver or the package 
 KVLATHE_SCREENSHOTS they leave pictures in that folder.
 """
 
+import contextlib
 import os
 import pathlib
 import re
 import shutil
+import threading
 import unittest
 
 import cli_support
@@ -58,7 +60,8 @@ class Browser(PageCase):
         self.wait(self.has_levels)
 
     def has_levels(self):
-        return len(self.find("kv").find_elements(By.TAG_NAME, "option")) == len(LEVELS)
+        options = self.find("kv").find_elements(By.TAG_NAME, "option")
+        return [option.get_attribute("value") for option in options if option.get_attribute("value")] == list(LEVELS)
 
     def show(self, server, *arguments):
         options = webdriver.ChromeOptions()
@@ -76,6 +79,24 @@ class Browser(PageCase):
 
     def wait(self, condition, seconds=60):
         WebDriverWait(self.page, seconds, 0.05).until(lambda _: condition())
+
+    @contextlib.contextmanager
+    def load(self, server):
+        """Others ask meanwhile, with the second level."""
+        ends = threading.Event()
+
+        def ask():
+            while not ends.is_set():
+                server.post("/v1/completions", {"prompt": "A long story", "n": 8, "max_tokens": 900, "ignore_eos": True,
+                                                "kv": LEVELS[1]})
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            asking.join()
 
     def answers(self):
         return self.page.find_elements(By.CSS_SELECTOR, ".turn.assistant")
@@ -112,13 +133,51 @@ class Browser(PageCase):
             self.open(server, "--force-dark-mode")
             self.set("max_tokens", 900)
             self.set("temperature", 0)
-            self.find("input").send_keys("A long story", Keys.ENTER)
-            self.wait(lambda: self.answers() and len(self.answers()[0].text) > 40)
-            self.find("input").send_keys(Keys.ESCAPE)
-            self.wait(lambda: self.facts() == "stopped")
+            with self.load(server):  # alone it may have ended before the key is pressed
+                self.find("input").send_keys("A long story", Keys.ENTER)
+                self.wait(lambda: self.answers() and len(self.answers()[0].text) > 40)
+                self.find("input").send_keys(Keys.ESCAPE)
+                self.wait(lambda: self.facts() == "stopped")
             self.assertTrue(self.find("send").is_enabled())
             self.wait(lambda: self.find("running").text == "0")
             self.picture("dark")
+
+    def test_shows_what_bytes_are_spent_on(self):
+        with self.serve() as server:
+            self.open(server)
+            self.assertFalse(self.find("parts").is_displayed())
+            self.assertFalse(self.find("audit").is_displayed())
+            with self.load(server):
+                self.wait(lambda: "codes" in self.find("kinds").text and "together" in self.find("kinds").text)
+                self.assertLess(float(re.search(r"([\d.]+)%", self.find("kinds").text).group(1)), 100)
+                self.picture("parts")
+            self.wait(lambda: not self.find("parts").is_displayed())
+
+    def test_shows_what_an_audit_finds(self):
+        with self.serve("--audit", "1") as server:
+            self.open(server)
+            self.find("kv").send_keys(LEVELS[1])
+            self.set("max_tokens", 48)
+            self.find("input").send_keys("What do you see?", Keys.ENTER)
+            self.wait(lambda: "1, 48" in self.find("audit-rows").text)
+            self.assertIn("100% of answers", self.find("audit-facts").text)
+            text = self.find("audit-rows").text
+            self.assertIn(LEVELS[1], text)
+            self.assertGreater(float(re.search(r"KL, mean\s+([\d.e-]+)", text).group(1)), 0)
+            self.assertGreater(float(re.search(r"same likeliest token\s+([\d.]+)%", text).group(1)), 50)
+            self.assertTrue(self.has_levels())
+            self.picture("audit")
+
+    def test_leaves_the_cache_to_an_audit_that_acts(self):
+        with self.serve("--audit", "1", "--audit-acts", "0.5") as server:
+            self.open(server)
+            self.wait(lambda: self.find("kv").get_attribute("value") == "")
+            self.assertIn(f"who names no cache gets {LEVELS[0]}", self.find("audit-facts").text)
+            self.set("max_tokens", 8)
+            self.find("input").send_keys("What do you see?", Keys.ENTER)
+            self.wait(lambda: "generated" in self.facts())
+            requests = [event for event in server.log if event.get("route") == "/v1/chat/completions"]
+            self.assertEqual([event["kv"] for event in requests], [LEVELS[0]])
 
     def test_shows_why_there_is_no_answer(self):
         with self.serve("--api-key", "secret") as server:

@@ -58,13 +58,6 @@ nlohmann::ordered_json BytesJson(const Workspace& workspace, const Model& model,
           {"kv_fraction", static_cast<double>(bytes.total()) / reference}};
 }
 
-constexpr std::pair<const char*, int64_t ByteKinds::*> kByteKinds[] = {
-    {"codes", &ByteKinds::codes},     {"scales", &ByteKinds::scales},
-    {"lowrank", &ByteKinds::lowrank}, {"exact", &ByteKinds::exact},
-    {"plain", &ByteKinds::plain},     {"sinks", &ByteKinds::sinks},
-    {"tables", &ByteKinds::tables},   {"entries", &ByteKinds::entries},
-    {"padding", &ByteKinds::padding}};
-
 std::vector<ByteKinds> KindsAtFullContext(const Workspace& workspace, const Model& model) {
   const int64_t n = workspace.context_tokens();
   return ByteKindsByLayer(model.layout(), {.n_tokens = n, .n_prompt = n});
@@ -91,7 +84,7 @@ void PrintKinds(const std::vector<ByteKinds>& layers) {
   fmt::print(" {:>11}\n", "bytes");
   for (size_t l = 0; l < layers.size(); ++l) {
     print(std::to_string(l), layers[l]);
-    for (const auto& [unused, member] : kByteKinds) sum.*member += layers[l].*member;
+    sum.Add(layers[l]);
   }
   print("all", sum);
 }

@@ -110,6 +110,7 @@ int Main(int argc, char** argv) {
   AddRunVerb(&verbs);
   AddChatVerb(&verbs);
   AddServeVerb(&verbs);
+  AddAuditVerb(&verbs);
   AddCompareVerb(&verbs);
   AddCalibrateVerb(&verbs);
   AddTuneVerb(&verbs);

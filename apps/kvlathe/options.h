@@ -55,6 +55,7 @@ struct Verbs {
 void AddRunVerb(Verbs* verbs);
 void AddServeVerb(Verbs* verbs);
 void AddChatVerb(Verbs* verbs);
+void AddAuditVerb(Verbs* verbs);
 void AddCompareVerb(Verbs* verbs);
 void AddCalibrateVerb(Verbs* verbs);
 void AddTuneVerb(Verbs* verbs);

@@ -381,6 +381,14 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   outcome.n_cache_prompt = finished->n_prompt;
   if (finished->cache != nullptr) outcome.kv_bytes = finished->cache->bytes();
   if (has_failed) finished->cache.reset();
+  const bool has_answered = reason == FinishReason::kStop || reason == FinishReason::kLength;
+  if (observer() != nullptr && has_answered && !finished->request.answer_id.empty()) {
+    observer()->OnAnswered(finished->id, {.request = finished->request,
+                                          .layout = *finished->layout,
+                                          .tokens = finished->tokens,
+                                          .n_read = finished->n_given,
+                                          .n_cache_prompt = finished->n_prompt});
+  }
   finishing_ = finished.get();
   if (finished->on_finish) finished->on_finish(finished->id, outcome);
   finishing_ = nullptr;
@@ -421,6 +429,15 @@ EngineLoad Engine::Load() const {
   EngineLoad load = {.n_running = n_running(), .n_waiting = n_waiting(), .pool = pool_->usage()};
   for (const auto& s : running_) load.reference_bytes += ReferenceBytes(*s->layout, s->n_cached());
   return load;
+}
+
+ByteKinds Engine::RunningBytes() const {
+  ByteKinds sum;
+  for (const auto& s : running_) {
+    const SequenceLength length = {.n_tokens = s->n_cached(), .n_prompt = s->n_prompt};
+    for (const ByteKinds& layer : ByteKindsByLayer(*s->layout, length)) sum.Add(layer);
+  }
+  return sum;
 }
 
 Session Engine::TakeSession(RequestId id) {

@@ -18,6 +18,7 @@
 #include "engine/request_inbox.h"
 #include "engine/session.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/byte_kinds.h"
 #include "model/model.h"
 
 namespace kvlathe {
@@ -144,6 +145,9 @@ class Engine {
   // Whether steps without work have something to copy for the archive, soon and one after the
   // other.
   bool is_saving_prefixes() const { return prefixes_.is_saving(); }
+  // For the thread that steps: what the caches of the requests that run are spent on, by the closed
+  // formulas (ByteKindsByLayer). Where the model decides what merges, as if nothing did.
+  ByteKinds RunningBytes() const;
 
   int n_running() const { return inbox_.n_running(); }
   int n_waiting() const { return inbox_.n_waiting(); }

@@ -3,13 +3,25 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/status.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/cache_layout.h"
 
 namespace kvlathe {
 
+struct Request;
 struct RequestOutcome;
+
+// The tokens of a request that ended well, as its cache took them. Valid during the call.
+struct AnsweredRequest {
+  const Request& request;
+  const CacheLayout& layout;        // of its cache; lives as long as its model
+  std::span<const int32_t> tokens;  // what was read, and what was generated behind it
+  int64_t n_read = 0;               // of them
+  int64_t n_cache_prompt = 0;       // RequestOutcome
+};
 
 // Requests and memory at one moment.
 struct EngineLoad {
@@ -34,8 +46,9 @@ struct StepWork {
 // thread of the observer's own.
 //
 // The calls of one step: OnAdmitted and OnPreempted of whom it begins with, OnStepBegan, then, once
-// the model has computed, OnFirstToken, OnToken and OnFinished request by request, and OnStepEnded.
-// OnFinished may also come without a step: of a request that was cancelled or found no room.
+// the model has computed, OnFirstToken, OnToken and OnFinished request by request (OnAnswered
+// before OnFinished), and OnStepEnded. OnFinished may also come without a step: of a request that
+// was cancelled or found no room.
 class EngineObserver {
  public:
   using RequestId = int64_t;
@@ -59,6 +72,8 @@ class EngineObserver {
   virtual void OnFirstToken(RequestId, double ttft_ms) { (void)ttft_ms; }
   // After the request's own callback has seen the token.
   virtual void OnToken(RequestId, int32_t token) { (void)token; }
+  // Of a request with an answer_id that ended with kStop or kLength; before its own callback.
+  virtual void OnAnswered(RequestId, const AnsweredRequest&) {}
   // After the request's own callback. Its blocks are back in the pool, unless a
   // session took them or they are stored for others (EngineOptions::prefix_bytes).
   virtual void OnFinished(RequestId, const RequestOutcome&) {}

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -174,6 +175,70 @@ TEST_F(ObserverTest, MaySubmitAndCancel) {
   EXPECT_TRUE(engine.RunUntilIdle().ok());
   EXPECT_EQ(replacer.n_finished, 4);
   EXPECT_EQ(pool.usage().used_bytes, 0);
+}
+
+// Keeps the tokens of answers, and cancels one request with its third token.
+class AnswerRecorder : public EngineObserver {
+ public:
+  void OnToken(RequestId id, int32_t) override {
+    if (id == to_cancel && ++n_tokens == 3) EXPECT_TRUE(engine->Cancel(id));
+  }
+  void OnAnswered(RequestId id, const AnsweredRequest& answered) override {
+    EXPECT_EQ(answered.n_read, 20);
+    EXPECT_EQ(answered.n_cache_prompt, 20);
+    EXPECT_EQ(&answered.layout, layout);
+    answers[id].assign(answered.tokens.begin(), answered.tokens.end());
+  }
+  void OnFinished(RequestId id, const RequestOutcome& outcome) override {
+    if (answers.contains(id)) {
+      EXPECT_TRUE(std::ranges::equal(std::span(answers[id]).subspan(20), outcome.tokens));
+    }
+  }
+
+  Engine* engine = nullptr;
+  const CacheLayout* layout = nullptr;
+  RequestId to_cancel = 0;
+  int n_tokens = 0;
+  std::map<RequestId, std::vector<int32_t>> answers;
+};
+
+TEST_F(ObserverTest, IsToldTheTokensOfWhatEndedWellAndAnswersSomebody) {
+  HostPool pool(64 << 20);
+  AnswerRecorder recorder;
+  Engine engine({model_.get()}, &pool, {.observer = &recorder});
+  recorder.engine = &engine;
+  recorder.layout = &model_->layout();
+  Request request = MakeRequest(20, 10);
+  ASSERT_TRUE(engine.Submit(request, nullptr, nullptr).ok());  // no answer_id
+  request.answer_id = "a";
+  const auto answered = engine.Submit(request, nullptr, nullptr);
+  const auto stopped = engine.Submit(
+      request, [](auto, const GeneratedToken&) { return FinishReason::kStop; }, nullptr);
+  const auto failed = engine.Submit(
+      request, [](auto, const GeneratedToken&) { return FinishReason::kFailed; }, nullptr);
+  const auto cancelled = engine.Submit(request, nullptr, nullptr);
+  ASSERT_TRUE(answered.ok() && stopped.ok() && failed.ok() && cancelled.ok());
+  recorder.to_cancel = *cancelled;
+  EXPECT_TRUE(engine.RunUntilIdle().ok());
+  ASSERT_EQ(recorder.answers.size(), 2u);
+  EXPECT_EQ(recorder.answers[*answered].size(), 30u);
+  EXPECT_EQ(recorder.answers[*stopped].size(), 21u);
+}
+
+TEST_F(ObserverTest, TheBytesOfWhatRunsAreThoseOfThePool) {
+  HostPool pool(64 << 20);
+  Engine engine({model_.get()}, &pool, {});
+  EXPECT_EQ(engine.RunningBytes().total(), 0);
+  for (const int n_prompt : {30, 100}) {
+    ASSERT_TRUE(engine.Submit(MakeRequest(n_prompt, 90), nullptr, nullptr).ok());
+  }
+  for (int i = 0; i < 80; ++i) {
+    engine.Step();
+    const ByteKinds kinds = engine.RunningBytes();
+    EXPECT_EQ(kinds.total(), pool.usage().used_bytes);
+    EXPECT_GT(kinds.plain, kinds.tables);
+    EXPECT_EQ(kinds.codes, 0);
+  }
 }
 
 // A request that is cancelled while the step computes that would end it ends as cancelled.

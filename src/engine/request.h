@@ -32,6 +32,9 @@ struct Request {
   std::optional<int> n_top_logprobs;
   // With n_top_logprobs, for a request without a session: also those of the tokens of the prompt.
   bool prompt_logprobs = false;
+  // By which logs and audits know the answer. Empty: what is generated answers nobody, as where the
+  // server asks itself whether it computes.
+  std::string answer_id;
   // Requests of one salt share what they have read (EngineOptions::prefix_bytes).
   std::string prefix_salt;
   // What may be generated; of this request alone. Null: anything.

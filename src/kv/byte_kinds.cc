@@ -79,6 +79,10 @@ void AddToKinds(const CacheObjects& objects, ByteKinds* kinds) {
 
 }  // namespace
 
+void ByteKinds::Add(const ByteKinds& more) {
+  for (const auto& [unused, member] : kByteKinds) this->*member += more.*member;
+}
+
 std::vector<ByteKinds> ByteKindsByLayer(const CacheLayout& layout, const SequenceLength& length) {
   std::vector<ByteKinds> layers(layout.n_layers);
   if (length.n_tokens <= 0) return layers;

@@ -1,6 +1,7 @@
 // The kinds here say what the bytes of a sequence are spent on, layer by layer.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "kv/cache_layout.h"
@@ -20,7 +21,16 @@ struct ByteKinds {
   int64_t total() const {
     return codes + scales + lowrank + exact + plain + sinks + tables + entries + padding;
   }
+  void Add(const ByteKinds& more);
 };
+
+// Their names in JSON and metrics.
+inline constexpr std::pair<const char*, int64_t ByteKinds::*> kByteKinds[] = {
+    {"codes", &ByteKinds::codes},     {"scales", &ByteKinds::scales},
+    {"lowrank", &ByteKinds::lowrank}, {"exact", &ByteKinds::exact},
+    {"plain", &ByteKinds::plain},     {"sinks", &ByteKinds::sinks},
+    {"tables", &ByteKinds::tables},   {"entries", &ByteKinds::entries},
+    {"padding", &ByteKinds::padding}};
 
 // One entry per layer; the totals add up to SequenceParts(layout, length).total().
 std::vector<ByteKinds> ByteKindsByLayer(const CacheLayout& layout, const SequenceLength& length);

@@ -49,6 +49,13 @@ std::string NameOfModel(const ServingOptions& options, const Workspace& workspac
 
 }  // namespace
 
+Model* ServingModel::uncompressed() const {
+  for (const SpecModel& level : levels) {
+    if (level.spec.is_none()) return level.model.get();
+  }
+  return none.has_value() ? none->model.get() : nullptr;
+}
+
 StatusOr<std::unique_ptr<ServingModel>> OpenServingModel(const ServingOptions& options) {
   auto serving = std::make_unique<ServingModel>();
   KVL_ASSIGN_OR_RETURN(serving->workspace, OpenModel(options));
@@ -63,6 +70,9 @@ StatusOr<std::unique_ptr<ServingModel>> OpenServingModel(const ServingOptions& o
   for (const std::string& kv : specs) {
     KVL_ASSIGN_OR_RETURN(SpecModel level, workspace->MakeModel(kv));
     serving->levels.push_back(std::move(level));
+  }
+  if (options.needs_none && serving->uncompressed() == nullptr) {
+    KVL_ASSIGN_OR_RETURN(serving->none, workspace->MakeModel("none"));
   }
   if (!workspace->has_random_weights()) WarnOfLoss(workspace, serving->levels);
   serving->pool.emplace(workspace->kv_budget_bytes(),

@@ -21,11 +21,14 @@ struct ServingOptions {
   std::string random_config;  // config.json of random weights, in place of open.model
   std::string tokenizer;      // with random_config: the model whose tokenizer is used
   ChatTemplateOptions chat;
+  bool needs_none = false;  // ServingModel::none
 };
 
 struct ServingModel {
   std::unique_ptr<Workspace> workspace;
   std::vector<SpecModel> levels;  // in the order of open.kv
+  // Uncompressed, where it was asked for and no level is.
+  std::optional<SpecModel> none;
   // None for a model without a template, or with one that is no Jinja.
   std::optional<ChatTemplate> chat_template;
   bool chat_adds_bos =
@@ -33,6 +36,8 @@ struct ServingModel {
   bool reads_control_tokens = false;  // ChatTemplateOptions
   std::vector<int32_t> end_ids;
   std::optional<BlockPool> pool;
+  // The level or `none` that is uncompressed; null where there is none.
+  Model* uncompressed() const;
   std::string name;  // of the file or directory: "lathe-nano" of models/lathe-nano/
 };
 

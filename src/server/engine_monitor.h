@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <unordered_map>
+#include <utility>
 
 #include "engine/engine.h"
 #include "server/metrics.h"
@@ -12,8 +14,11 @@ namespace kvlathe::server {
 
 class EngineMonitor : public EngineObserver {
  public:
-  // `metrics` outlives it.
-  explicit EngineMonitor(ServerMetrics* metrics) : metrics_(metrics) {}
+  using OnAnswer = std::function<void(const AnsweredRequest&)>;
+
+  // `metrics` outlives it. `on_answer` is called on the thread that steps.
+  EngineMonitor(ServerMetrics* metrics, OnAnswer on_answer)
+      : metrics_(metrics), on_answer_(std::move(on_answer)) {}
 
   const StepClock& step_clock() const { return step_clock_; }
 
@@ -23,6 +28,7 @@ class EngineMonitor : public EngineObserver {
   void OnStepBegan(const StepWork& work, const EngineLoad& load) override;
   void OnFirstToken(RequestId id, double ttft_ms) override;
   void OnToken(RequestId id, int32_t token) override;
+  void OnAnswered(RequestId, const AnsweredRequest& answered) override { on_answer_(answered); }
   void OnFinished(RequestId id, const RequestOutcome& outcome) override;
   void OnStepEnded(const StepWork& work, const EngineLoad& load, double seconds,
                    const Status& status) override;
@@ -31,6 +37,7 @@ class EngineMonitor : public EngineObserver {
   using Clock = std::chrono::steady_clock;
 
   ServerMetrics* metrics_;
+  OnAnswer on_answer_;
   StepClock step_clock_;
   std::unordered_map<RequestId, Clock::time_point> last_tokens_;  // of running requests
 };

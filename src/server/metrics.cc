@@ -69,6 +69,13 @@ struct ServerMetrics::Series {
   Gauge& reference_bytes =
       AddGauge("kvlathe_kv_bytes_uncompressed",
                "Bytes that the positions of running requests would take in 16-bit caches.");
+  Family<Gauge>& kind_bytes =
+      prometheus::BuildGauge()
+          .Name("kvlathe_kv_bytes_by_kind")
+          .Help(
+              "Bytes of the caches of running requests, each by itself, by what they are spent "
+              "on.")
+          .Register(registry);
   Gauge& reserved_bytes =
       AddGauge("kvlathe_kv_bytes_reserved", "Bytes of KV memory that the process holds.");
   Gauge& budget_bytes = AddGauge("kvlathe_kv_bytes_budget", "Bytes of KV memory that may be used.");
@@ -141,6 +148,7 @@ ServerMetrics::ServerMetrics(const std::string& model_name, int64_t kv_budget_by
   for (const char* reason : {"stop", "length", "abort", "error"}) {
     series_->ended.Add(series_->With("finished_reason", reason));
   }
+  SetByteKinds({});
 }
 
 ServerMetrics::~ServerMetrics() = default;
@@ -190,6 +198,12 @@ void ServerMetrics::SetUsage(const PoolUsage& usage) {
                      static_cast<double>(usage.budget_bytes));
 }
 
+void ServerMetrics::SetByteKinds(const ByteKinds& kinds) {
+  for (const auto& [name, member] : kByteKinds) {
+    series_->kind_bytes.Add(series_->With("kind", name)).Set(static_cast<double>(kinds.*member));
+  }
+}
+
 void ServerMetrics::SetReferenceBytes(int64_t n_bytes) {
   series_->reference_bytes.Set(static_cast<double>(n_bytes));
 }
@@ -218,6 +232,10 @@ void ServerMetrics::SetArchive(const ArchiveStats& stats) {
 }
 
 void ServerMetrics::SetConnections(int n_connections) { series_->connections.Set(n_connections); }
+
+prometheus::Registry* ServerMetrics::registry() { return &series_->registry; }
+
+const std::map<std::string, std::string>& ServerMetrics::labels() const { return series_->labels; }
 
 std::string ServerMetrics::Serialize() const {
   return prometheus::TextSerializer().Serialize(series_->registry.Collect());

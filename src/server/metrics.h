@@ -3,6 +3,7 @@
 // begin with kvlathe_.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,6 +11,11 @@
 #include "base/status.h"
 #include "engine/engine.h"
 #include "kv/blocks/block_pool.h"
+#include "kv/byte_kinds.h"
+
+namespace prometheus {
+class Registry;
+}
 
 namespace kvlathe::server {
 
@@ -51,11 +57,16 @@ class ServerMetrics {
 
   void SetUsage(const PoolUsage& usage);
   void SetRequests(int n_running, int n_waiting);
-  void SetReferenceBytes(int64_t n_bytes);  // EngineLoad::reference_bytes
+  void SetByteKinds(const ByteKinds& kinds);  // Engine::RunningBytes
+  void SetReferenceBytes(int64_t n_bytes);    // EngineLoad::reference_bytes
   void SetLoad(const QueueLoad& load);
   void SetConnections(int n_connections);
   // Rising counts, and how many files there are.
   void SetArchive(const ArchiveStats& stats);
+
+  // For further series beside these, and what is a label of each.
+  prometheus::Registry* registry();
+  const std::map<std::string, std::string>& labels() const;
 
   // In Prometheus' text format.
   std::string Serialize() const;

@@ -51,6 +51,9 @@ ServedModel OpenedModel::Describe(std::vector<std::string> names, const api::Api
   }
   described.pool = &*model_->pool;
   described.engine = engine;
+  described.model_hash = workspace.model_hash();
+  described.none = model_->uncompressed();
+  described.threads = model_->workspace->threads();
   return described;
 }
 

@@ -63,6 +63,10 @@ void RequestLog::LogRefused(const http::Request& request, int status, std::strin
                     {"why", why}});
 }
 
+void RequestLog::LogTokens(const LoggedAnswer& answer) const {
+  Write(kAnswerEvent, ToJson(answer));
+}
+
 void RequestLog::LogBody(const http::Request& request) const {
   Write("body", {{"request_id", request.id}, {"path", request.path}, {"body", request.body}});
 }

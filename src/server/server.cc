@@ -24,6 +24,12 @@ int64_t PositionsOf(const BlockPool& pool, const Model& model) {
                               static_cast<double>(bytes));
 }
 
+std::vector<std::string> NamesOf(const std::vector<api::ApiLevel>& levels) {
+  std::vector<std::string> names;
+  for (const api::ApiLevel& level : levels) names.push_back(level.name);
+  return names;
+}
+
 EngineOptions Observed(EngineOptions options, EngineObserver* observer) {
   options.observer = observer;
   return options;
@@ -74,22 +80,63 @@ StatusOr<std::unique_ptr<Server>> Server::Start(ServedModel served, ServerOption
 Server::Server(ServedModel served, ServerOptions options)
     : options_(std::move(options)),
       model_name_(served.api.model_names.front()),
+      model_hash_(served.model_hash),
+      level_names_(NamesOf(served.api.levels)),
       log_(options_.log),
       keys_(options_.api_keys),
       origins_(options_.origins, options_.http.host, !options_.api_keys.empty()),
       metrics_(model_name_, served.pool->usage().budget_bytes,
                PositionsOf(*served.pool, *served.levels.front())),
-      monitor_(&metrics_),
+      monitor_(&metrics_, [this](const AnsweredRequest& answered) { OnAnswered(answered); }),
+      auditor_(MakeAuditor(served)),
       archive_(served.engine.archive),
-      engine_(served.levels, served.pool, Observed(served.engine, &monitor_),
-              [this](const PoolUsage& usage) { metrics_.SetUsage(usage); }),
+      engine_(
+          served.levels, served.pool, Observed(served.engine, &monitor_),
+          [this](const PoolUsage& usage) { AfterStep(usage); }, auditor_.get()),
       health_(&engine_.engine(), &monitor_.step_clock(), ProbeToken(*served.api.tokenizer)) {
   metrics_.SetUsage(served.pool->usage());
-  for (const api::ApiLevel& level : served.api.levels) level_names_.push_back(level.name);
   if (served.engine.prefix_bytes > 0) LogUnsharedLevels(served.levels);
   served.api.engine = &engine_.engine();
   served.api.observer = this;
+  if (auditor_ != nullptr) served.api.default_level = auditor_->default_level();
   api_ = std::make_unique<api::ApiService>(std::move(served.api));
+}
+
+std::unique_ptr<Auditor> Server::MakeAuditor(const ServedModel& served) {
+  if (options_.audit.share == 0) return nullptr;
+  audit_metrics_.emplace(metrics_.registry(), metrics_.labels(), options_.audit.share);
+  return std::make_unique<Auditor>(
+      AuditedModels{served.none, served.levels, level_names_, served.threads}, options_.audit,
+      &*audit_metrics_, [this](std::string_view event, const nlohmann::ordered_json& fields) {
+        log_.Write(event, fields);
+      });
+}
+
+void Server::OnAnswered(const AnsweredRequest& answered) {
+  if (options_.logs_tokens) {
+    const Request& request = answered.request;
+    log_.LogTokens({.id = request.answer_id,
+                    .model_hash = model_hash_,
+                    .kv = level_names_[request.level],
+                    .rate = request.rate,
+                    .answer = {.tokens = {answered.tokens.begin(), answered.tokens.end()},
+                               .n_read = answered.n_read,
+                               .n_cache_prompt = answered.n_cache_prompt,
+                               .n_generated = request.max_tokens}});
+  }
+  if (auditor_ != nullptr) auditor_->Offer(answered);
+}
+
+void Server::AfterStep(const PoolUsage& usage) {
+  constexpr double kByteKindsSeconds = 0.5;  // counting them takes a millisecond of many requests
+  metrics_.SetUsage(usage);
+  const Engine& engine = engine_.engine();
+  if (engine.n_running() > 0 && since_byte_kinds_.has_value() &&
+      since_byte_kinds_->Seconds() < kByteKindsSeconds) {
+    return;
+  }
+  metrics_.SetByteKinds(engine.RunningBytes());
+  since_byte_kinds_.emplace();
 }
 
 void Server::LogListening() const {
@@ -133,6 +180,9 @@ void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
                   "no valid API key");
   }
   if (request.method == "GET" && request.path == "/metrics") return AnswerMetrics(reply.get());
+  if (auditor_ != nullptr && request.method == "GET" && request.path == "/audit") {
+    return reply->Send({.body = auditor_->ToJson().dump()});
+  }
   if (request.method == "GET" && request.path == "/version") {
     return reply->Send({.body = nlohmann::json{{"version", options_.version}}.dump()});
   }

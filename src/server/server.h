@@ -9,8 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "server/api/api_service.h"
 #include "server/api_keys.h"
+#include "server/audit/audit_metrics.h"
+#include "server/audit/auditor.h"
 #include "server/engine_monitor.h"
 #include "server/health_check.h"
 #include "server/http/agent_port.h"
@@ -34,6 +37,8 @@ struct ServerOptions {
   double drain_delay_seconds = 0;        // between the end of /health and the first refusal
   double shutdown_timeout_seconds = 30;  // that requests under way have to end
   bool logs_bodies = false;
+  bool logs_tokens = false;
+  AuditOptions audit;
   std::string version;  // for /version
   RequestLog::Sink log;
 };
@@ -45,9 +50,15 @@ struct ServedModel {
   std::vector<Model*> levels;  // of api.levels
   BlockPool* pool = nullptr;
   EngineOptions engine;
+  std::string model_hash;  // of its weights and shape, for the log
+  // For the audit, which needs both: an uncompressed model of the same weights, maybe one of the
+  // levels, and the threads of the models.
+  Model* none = nullptr;
+  ThreadPool* threads = nullptr;
 };
 
-// Routes: /health and /v1/health without a key, /metrics, /version, and those of ApiService.
+// Routes: /health and /v1/health without a key, /metrics, /audit where there is one, /version, and
+// those of ApiService.
 class Server : public api::ApiObserver {
  public:
   // Serves when it returns. Errors are those of the ports.
@@ -69,6 +80,9 @@ class Server : public api::ApiObserver {
 
  private:
   Server(ServedModel served, ServerOptions options);
+  std::unique_ptr<Auditor> MakeAuditor(const ServedModel& served);
+  void OnAnswered(const AnsweredRequest& answered);
+  void AfterStep(const PoolUsage& usage);
   void LogListening() const;
   void LogUnsharedLevels(const std::vector<Model*>& levels) const;
   void Handle(http::Request request, std::shared_ptr<http::Reply> reply);
@@ -82,6 +96,7 @@ class Server : public api::ApiObserver {
 
   ServerOptions options_;
   std::string model_name_;
+  std::string model_hash_;
   std::vector<std::string> level_names_;
   RequestLog log_;
   ApiKeys keys_;
@@ -89,6 +104,9 @@ class Server : public api::ApiObserver {
   ServerMetrics metrics_;
   EngineMonitor monitor_;
   LoadTracker load_;
+  std::optional<AuditMetrics> audit_metrics_;  // these two with an audit
+  std::unique_ptr<Auditor> auditor_;
+  std::optional<Stopwatch> since_byte_kinds_;  // of the thread that steps
   const PrefixArchive* archive_;  // null: nothing is on disk
   ServingEngine engine_;
   HealthCheck health_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "server/audit/auditor.h"
 
 namespace kvlathe::server {
 
@@ -19,9 +20,9 @@ class ServingEngine {
   using AfterStep = std::function<void(const PoolUsage&)>;
 
   // `levels` and `pool` outlive it, and so does options.observer. options.is_interrupted is its own
-  // affair.
+  // affair. `auditor` (null: none) outlives it and works on the same thread.
   ServingEngine(std::vector<Model*> levels, BlockPool* pool, EngineOptions options,
-                AfterStep after_step);
+                AfterStep after_step, Auditor* auditor);
   ~ServingEngine();  // Stop
   ServingEngine(const ServingEngine&) = delete;
   ServingEngine& operator=(const ServingEngine&) = delete;
@@ -37,10 +38,12 @@ class ServingEngine {
  private:
   EngineOptions WithInterrupt(EngineOptions options);
   void Run();
+  void StepUntilIdle();
 
   std::atomic<bool> stops_ = false;
   BlockPool* pool_;
   AfterStep after_step_;
+  Auditor* auditor_;
   Engine engine_;
   std::thread thread_;
 };

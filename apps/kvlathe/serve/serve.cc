@@ -36,9 +36,32 @@ struct ServeOptions {
   api::ApiLimits limits;
   std::string prefix_memory;  // --prefix-memory, as it was written
   PrefixOptions prefixes;
+  std::string audit_memory;   // --audit-memory, likewise
   EngineOptions engine = {.max_waiting = 256, .prompt_share = 0.85};
   server::ServerOptions server;
 };
+
+// An audit has something to compare, and what acts on it something to choose.
+Status CheckAudit(const ServeOptions& options) {
+  const server::AuditOptions& audit = options.server.audit;
+  if (audit.share == 0) {
+    if (!audit.acts_within.has_value() && options.audit_memory.empty()) return OkStatus();
+    return Error(StatusCode::kInvalidArgument,
+                 "--audit-acts and --audit-memory go with --audit SHARE, which audits");
+  }
+  bool has_lossy = false;
+  for (const std::string& kv : options.model.kv) {
+    KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
+    has_lossy = has_lossy || !spec.is_none();
+  }
+  if (!has_lossy) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--audit compares caches with none, and there is no other; give a --kv");
+  }
+  if (!audit.acts_within.has_value() || options.model.kv.size() > 1) return OkStatus();
+  return Error(StatusCode::kInvalidArgument,
+               "--audit-acts chooses between levels, and there is one; give --kv twice or more");
+}
 
 Status CheckOptions(const ServeOptions& options) {
   const bool is_random = !options.random_model.empty();
@@ -58,7 +81,7 @@ Status CheckOptions(const ServeOptions& options) {
                    kv);
     }
   }
-  return OkStatus();
+  return CheckAudit(options);
 }
 
 StatusOr<std::vector<std::string>> ReadKeys(const ServeOptions& options) {
@@ -81,6 +104,7 @@ StatusOr<ServingOptions> ServingOptionsOf(const ServeOptions& options) {
   serving.random_config = options.random_model;
   serving.tokenizer = options.tokenizer;
   serving.chat = options.chat;
+  serving.needs_none = options.server.audit.share > 0;
   return serving;
 }
 
@@ -117,6 +141,13 @@ Status Serve(ServeOptions options) {
   KVL_ASSIGN_OR_RETURN(options.server.api_keys, ReadKeys(options));
   KVL_ASSIGN_OR_RETURN(const std::optional<int64_t> prefix_bytes,
                        ReadPrefixMemory(options.prefix_memory));
+  if (!options.audit_memory.empty()) {
+    const StatusOr<int64_t> n_bytes = ParseBytes(options.audit_memory);
+    if (!n_bytes.ok()) {
+      return Error(StatusCode::kInvalidArgument, "--audit-memory: {}", MessageOf(n_bytes.status()));
+    }
+    options.server.audit.memory_bytes = *n_bytes;
+  }
   options.server.version = KVLATHE_VERSION;
   options.server.log = LogToStandardError;
   // Before the model is loaded, which takes long.
@@ -193,6 +224,24 @@ void AddServerOptions(CLI::App* verb, ServeOptions* options) {
       ->capture_default_str();
   verb->add_flag("--log-prompts", server->logs_bodies,
                  "log the bodies of requests (default: no text of users is logged)");
+  verb->add_flag("--log-tokens", server->logs_tokens,
+                 "log the tokens of requests and answers, which are their text, for kvlathe audit "
+                 "(default: none is logged)");
+}
+
+void AddAuditOptions(CLI::App* verb, ServeOptions* options) {
+  server::AuditOptions* audit = &options->server.audit;
+  verb->add_option("--audit", audit->share,
+                   "share of the answers to replay with none and with the cache that gave them, in "
+                   "as large a share of the time, e.g. 0.01; /metrics and the page show how far "
+                   "they are apart (default: 0, no audit)")
+      ->check(CLI::Range(0.0, 1.0));
+  verb->add_option("--audit-memory", options->audit_memory,
+                   "KV memory of a replay, beside --kv-memory (default: 256MiB)");
+  verb->add_option("--audit-acts", audit->acts_within,
+                   "requests that name no level go to the smallest cache whose audited mean KL is "
+                   "at most this, in nats, e.g. 0.02 (default: to the first --kv)")
+      ->check(CLI::Range(0.0, 100.0));
 }
 
 void AddLimitOptions(CLI::App* verb, ServeOptions* options) {
@@ -252,6 +301,7 @@ void AddServeVerb(Verbs* verbs) {
   AddChatTemplateOptions(verb, &options->chat);
   AddServerOptions(verb, options.get());
   AddLimitOptions(verb, options.get());
+  AddAuditOptions(verb, options.get());
 }
 
 }  // namespace kvlathe

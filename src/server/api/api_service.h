@@ -3,6 +3,7 @@
 // docs/server_api.md has the fields of every route.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -42,7 +43,9 @@ struct ApiLimits {
 // What the service works with. Everything that it points to outlives the service.
 struct ApiContext {
   Engine* engine = nullptr;
-  std::vector<ApiLevel> levels;  // at least one; the first is the default
+  std::vector<ApiLevel> levels;  // at least one
+  // Index of the level of requests that name none, which may change; null: the first.
+  const std::atomic<int>* default_level = nullptr;
   const Tokenizer* tokenizer = nullptr;
   const ChatTemplate* chat_template = nullptr;  // null: the model has none
   bool chat_adds_bos = false;                 // the template prints no BOS, and the model wants one

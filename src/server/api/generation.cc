@@ -1,5 +1,7 @@
 #include "server/api/generation.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <limits>
@@ -52,6 +54,7 @@ Status Generation::Submit(std::vector<ChoicePlan> plans) {
   for (ChoicePlan& plan : plans) {
     max_tokens_ = std::max<int64_t>(max_tokens_, plan.request.max_tokens);
     plan.request.prefix_salt = exchange_->request().tenant;
+    if (!plan.drops_tokens) plan.request.answer_id = AnswerId(choices_.size(), plans.size());
     requests.push_back(std::move(plan.request));
     choices_.push_back(std::make_unique<Choice>(&state_.tokenizer(), std::move(plan)));
   }
@@ -71,6 +74,11 @@ Status Generation::Submit(std::vector<ChoicePlan> plans) {
     ids_.push_back(id);
   }
   return OkStatus();
+}
+
+std::string Generation::AnswerId(size_t choice_idx, size_t n_choices) const {
+  const std::string& id = exchange_->request().id;
+  return n_choices == 1 ? id : fmt::format("{}/{}", id, choice_idx);
 }
 
 void Generation::Accept() {

@@ -83,6 +83,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Generation(const ServiceState& state, std::shared_ptr<Exchange> exchange,
              std::unique_ptr<AnswerWriter> writer);
   Status Submit(std::vector<ChoicePlan> plans);
+  // The id of the HTTP request, with the number of the choice where it has several.
+  std::string AnswerId(size_t choice_idx, size_t n_choices) const;
   void Accept();
   void Cancel();
 

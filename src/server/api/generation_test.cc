@@ -46,6 +46,46 @@ TEST_F(GenerationTest, AStreamBeginsOnceTheEngineHasTheRequest) {
   EXPECT_FALSE(reply->has_ended);
 }
 
+// Keeps what the engine says of answers.
+class AnswerIds : public EngineObserver {
+ public:
+  void OnAnswered(RequestId, const AnsweredRequest& answered) override {
+    ids.push_back(answered.request.answer_id);
+    levels.push_back(answered.request.level);
+  }
+  std::vector<std::string> ids;
+  std::vector<int> levels;
+};
+
+TEST_F(GenerationTest, AnswersAreKnownByTheRequestAndTheirNumber) {
+  AnswerIds answers;
+  Start({.observer = &answers});
+  Answer(kGenerationPath, {{"prompt", {5, 6}}, {"max_tokens", 2}, {"ignore_eos", true}});
+  Answer(kGenerationPath, {{"prompt", {5, 6}}, {"max_tokens", 2}, {"n", 2}, {"ignore_eos", true}});
+  Answer(kGenerationPath, {{"prompt", {5, 6}}, {"max_tokens", 0}, {"echo", true}});
+  EXPECT_EQ(answers.ids, (std::vector<std::string>{"r1", "r2/0", "r2/1"}));
+}
+
+TEST_F(GenerationTest, WhoNamesNoLevelHasTheOneThatIsChosenNow) {
+  AnswerIds answers;
+  StartEngine({.observer = &answers});
+  std::atomic<int> chosen = 1;
+  ApiContext context = Context();
+  context.default_level = &chosen;
+  service_ = std::make_unique<ApiService>(context);
+  const Json body = {{"prompt", {5, 6}}, {"max_tokens", 1}, {"ignore_eos", true}};
+  Answer(kGenerationPath, body);
+  Json named = body;
+  named["kv"] = "none";
+  Answer(kGenerationPath, named);
+  named.erase("kv");
+  named["model"] = "nano@none";
+  Answer(kGenerationPath, named);
+  chosen = 0;
+  Answer(kGenerationPath, body);
+  EXPECT_EQ(answers.levels, (std::vector<int>{1, 0, 0, 0}));
+}
+
 // A prompt that was read before, for the same key.
 TEST_F(GenerationTest, SaysWhatOfAPromptWasStored) {
   Start({.prefix_bytes = int64_t{32} << 20});

@@ -15,7 +15,9 @@ constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr int kMaxBiases = 512;
 
 void ReadLevel(const ServiceState& state, RequestFields* fields, GenerationOptions* options) {
-  options->model = state.context().model_names.front();
+  const ApiContext& context = state.context();
+  if (context.default_level != nullptr) options->level_idx = *context.default_level;
+  options->model = context.model_names.front();
   if (auto model = fields->String("model")) {
     const StatusOr<int> level_idx = state.FindModel(*model);
     if (!level_idx.ok()) return fields->Fail(level_idx.status());
