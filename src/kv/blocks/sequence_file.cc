@@ -22,7 +22,7 @@ namespace kvlathe {
 namespace {
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
-constexpr uint32_t kVersion = 13;
+constexpr uint32_t kVersion = 14;
 constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
@@ -68,9 +68,9 @@ struct HeadNumbers {
   friend bool operator==(const HeadNumbers&, const HeadNumbers&) = default;
 };
 
-std::array<BitSplit*, 6> SplitsOf(HeadBits* bits) {
-  return {&bits->middle.k, &bits->middle.v, &bits->most.k,
-          &bits->most.v,   &bits->least.k,  &bits->least.v};
+std::array<BitSplit*, 8> SplitsOf(HeadBits* bits) {
+  return {&bits->middle.k, &bits->middle.v, &bits->most.k,    &bits->most.v,
+          &bits->least.k,  &bits->least.v,  &bits->pressed.k, &bits->pressed.v};
 }
 
 bool ReadHead(ByteReader* reader, HeadNumbers* head) {
@@ -172,6 +172,19 @@ bool ReadLengths(ByteReader* reader, SequenceFile* file) {
   return true;
 }
 
+// The places of pressed runs. Whether there are runs there is checked with the bytes of the rows.
+bool ReadPressedRuns(ByteReader* reader, std::vector<int>* places) {
+  uint32_t n_places = 0;
+  if (!reader->Read(&n_places)) return false;
+  for (uint32_t i = 0; i < n_places; ++i) {
+    uint32_t place = 0;
+    if (!reader->Read(&place) || place > kMaxInt) return false;
+    if (i > 0 && static_cast<int>(place) <= places->back()) return false;
+    places->push_back(static_cast<int>(place));
+  }
+  return true;
+}
+
 void AppendWindows(const CacheLayout& layout, std::string* out) {
   if (layout.HasOneWindow()) return;
   for (const int window : layout.windows) AppendBytes(static_cast<uint32_t>(window), out);
@@ -219,6 +232,7 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
     if (layout->seal.has_value() && std::min(shape.rank_k, shape.rank_v) == 0) return false;
     if (layout->ReadsWholeKeys() && shape.rank_k > layout->head_dim) return false;
   }
+  if (layout->HasPressedRuns() && !ReadPressedRuns(reader, &file->pressed_runs)) return false;
   return !layout->MergesEntries() || ReadLengths(reader, file);
 }
 
@@ -259,6 +273,9 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
       AppendHead(NumbersOf(layout, layout.shape(l, g), layout.storage(l, g)), &rest);
     }
   }
+  const std::vector<int> pressed = cache.pressed_runs();
+  if (layout.HasPressedRuns()) AppendBytes(static_cast<uint32_t>(pressed.size()), &rest);
+  for (const int place : pressed) AppendBytes(static_cast<uint32_t>(place), &rest);
   const std::vector<MergedLength> merged = MergedLengths(cache, layout);
   for (const MergedLength& length : merged) {
     AppendBytes(static_cast<uint32_t>(length.n_entries), &rest);
@@ -270,7 +287,7 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
   rest += state;
   std::string head(kMagic);
   AppendBytes(kVersion, &head);
-  const int64_t row_bytes = RowBytes(layout, {cache.n_tokens(), cache.n_prompt(), merged},
+  const int64_t row_bytes = RowBytes(layout, {cache.n_tokens(), cache.n_prompt(), merged, pressed},
                                      std::numeric_limits<int64_t>::max());
   AppendBytes(static_cast<uint64_t>(head.size() + sizeof(uint64_t) + rest.size()) +
                   static_cast<uint64_t>(row_bytes + kCrcBytes),
@@ -333,6 +350,18 @@ void SetMergedOfLayer(const SequenceFile& file, int layer_idx, SequenceCache* ca
   }
 }
 
+// Of the runs that are there by now, makes those smaller that were pressed, so that no more room is
+// needed than was.
+Status PressNewRuns(const SequenceFile& file, SequenceCache* cache) {
+  if (file.pressed_runs.empty()) return OkStatus();
+  const int n_runs = static_cast<int>(cache->head(0, 0).runs().size());
+  for (const int r : file.pressed_runs) {
+    if (r >= n_runs || cache->head(0, 0).runs()[r].entry_class == EntryClass::kPressed) continue;
+    KVL_RETURN_IF_ERROR(cache->PressRun(r));
+  }
+  return OkStatus();
+}
+
 // In steps, so that a window is never exceeded by more than a block, and the last of one position:
 // then the blocks of the file are the ones that are held. Runs get their objects.
 Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
@@ -353,6 +382,7 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
       KVL_ASSIGN_OR_RETURN(const RunObjects objects, cache->TakeRunObjects(l));
       cache->PlaceRun(l, objects);
     }
+    KVL_RETURN_IF_ERROR(PressNewRuns(file, cache));
   }
   if (MergedLengths(*cache, file.layout) == file.merged) return OkStatus();
   return Error(StatusCode::kDataLoss,
@@ -403,7 +433,7 @@ StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::
     return Error(StatusCode::kDataLoss, "{}: damaged: its header is not one of a sequence", name);
   }
   const int64_t n_left = std::ssize(reader.rest()) - kCrcBytes;
-  const SavedLengths lengths = {file.n_tokens, file.n_prompt, file.merged};
+  const SavedLengths lengths = {file.n_tokens, file.n_prompt, file.merged, file.pressed_runs};
   if (n_left < 0 || RowBytes(file.layout, lengths, n_left) != n_left) {
     return Error(StatusCode::kDataLoss, "{}: damaged: {} bytes of rows do not hold {} positions",
                  name, n_left, file.n_tokens);
