@@ -53,7 +53,8 @@ struct EngineOptions {
 // Prompts are read oldest first, each as fast as what is left of the steps allows.
 //
 // Where the caches of a level may be sealed again in fewer bits (CacheLayout::HasPressedRuns), that
-// comes before a sequence is preempted: of the newest sequence that does not refuse it
+// comes before a sequence is preempted, and sequences are admitted by the bytes that are left then:
+// of the newest sequence that does not refuse it
 // (Request::refuses_pressure) the oldest run, then its next one, then those of the sequence before
 // it, until there is room. So who came last pays first, as with preemption, and nobody's cache
 // loses bits for a request that came later while that one has some to lose; and old positions lose

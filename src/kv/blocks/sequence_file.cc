@@ -1,7 +1,6 @@
 #include "kv/blocks/sequence_file.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -22,7 +21,7 @@ namespace kvlathe {
 namespace {
 
 constexpr std::string_view kMagic = "KVLSEQ\r\n";
-constexpr uint32_t kVersion = 14;
+constexpr uint32_t kVersion = 13;
 constexpr int64_t kCrcBytes = 4;
 // Bounds that keep every product below 2^63.
 constexpr uint32_t kMaxTextBytes = 1 << 16;
@@ -68,12 +67,14 @@ struct HeadNumbers {
   friend bool operator==(const HeadNumbers&, const HeadNumbers&) = default;
 };
 
-std::array<BitSplit*, 8> SplitsOf(HeadBits* bits) {
-  return {&bits->middle.k, &bits->middle.v, &bits->most.k,    &bits->most.v,
-          &bits->least.k,  &bits->least.v,  &bits->pressed.k, &bits->pressed.v};
+std::vector<BitSplit*> SplitsOf(HeadBits* bits, bool has_pressed_runs) {
+  std::vector<BitSplit*> splits = {&bits->middle.k, &bits->middle.v, &bits->most.k,
+                                   &bits->most.v,   &bits->least.k,  &bits->least.v};
+  if (has_pressed_runs) splits.insert(splits.end(), {&bits->pressed.k, &bits->pressed.v});
+  return splits;
 }
 
-bool ReadHead(ByteReader* reader, HeadNumbers* head) {
+bool ReadHead(ByteReader* reader, bool has_pressed_runs, HeadNumbers* head) {
   uint32_t rank_k = 0, rank_v = 0, row_type = 0, codes_open_rows = 0;
   for (uint32_t* number : {&rank_k, &rank_v, &row_type, &codes_open_rows}) {
     if (!reader->Read(number)) return false;
@@ -82,7 +83,7 @@ bool ReadHead(ByteReader* reader, HeadNumbers* head) {
   if (codes_open_rows > 1) return false;
   head->shape = {static_cast<int>(rank_k), static_cast<int>(rank_v), kRowTypes[row_type]};
   head->codes_open_rows = codes_open_rows == 1;
-  for (BitSplit* split : SplitsOf(&head->bits)) {
+  for (BitSplit* split : SplitsOf(&head->bits, has_pressed_runs)) {
     for (int& n : split->channels) {
       uint32_t number = 0;
       if (!reader->Read(&number) || number > kMaxDim) return false;
@@ -97,13 +98,13 @@ bool ReadHead(ByteReader* reader, HeadNumbers* head) {
   return true;
 }
 
-void AppendHead(HeadNumbers head, std::string* out) {
+void AppendHead(HeadNumbers head, bool has_pressed_runs, std::string* out) {
   AppendBytes(static_cast<uint32_t>(head.shape.rank_k), out);
   AppendBytes(static_cast<uint32_t>(head.shape.rank_v), out);
   const auto type = std::find(std::begin(kRowTypes), std::end(kRowTypes), head.shape.row_type);
   AppendBytes(static_cast<uint32_t>(type - kRowTypes), out);
   AppendBytes(static_cast<uint32_t>(head.codes_open_rows), out);
-  for (const BitSplit* split : SplitsOf(&head.bits)) {
+  for (const BitSplit* split : SplitsOf(&head.bits, has_pressed_runs)) {
     for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), out);
   }
   AppendBytes(static_cast<uint32_t>(head.ranks.k), out);
@@ -226,7 +227,7 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   CapNewest(layout);
   for (uint64_t i = 0; i < uint64_t{n_layers} * n_kv_heads; ++i) {
     HeadNumbers head;
-    if (!ReadHead(reader, &head) || !AddHead(head, layout)) return false;
+    if (!ReadHead(reader, layout->HasPressedRuns(), &head) || !AddHead(head, layout)) return false;
     const BlockShape& shape = head.shape;
     // Codes share their scales by groups of channels.
     if (layout->seal.has_value() && std::min(shape.rank_k, shape.rank_v) == 0) return false;
@@ -270,7 +271,8 @@ std::string Head(const CacheLayout& layout, const SequenceIdentity& identity,
   AppendWindows(layout, &rest);
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      AppendHead(NumbersOf(layout, layout.shape(l, g), layout.storage(l, g)), &rest);
+      AppendHead(NumbersOf(layout, layout.shape(l, g), layout.storage(l, g)),
+                 layout.HasPressedRuns(), &rest);
     }
   }
   const std::vector<int> pressed = cache.pressed_runs();

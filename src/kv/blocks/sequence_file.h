@@ -3,7 +3,7 @@
 //
 //   offset  bytes
 //   0       8       "KVLSEQ\r\n"
-//   8       4       format version, 14
+//   8       4       format version, 13
 //   12      8       n_bytes of the whole file
 //   20              spec, model: a length of 4 bytes and the text, each
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
@@ -11,7 +11,8 @@
 //                   if the window is 0xFFFFFFFF: the window of every layer, 4 bytes each
 //                   of every KV head, 4 bytes each: rank_k, rank_v, row type (0 F32, 1 F16,
 //                   2 BF16), whether its open blocks are coded, the channels of K and of V that
-//                   have 8, 5, 4, 3, 2 and 1 bits (of each class of entries), the numbers of a
+//                   have 8, 5, 4, 3, 2 and 1 bits (in each
+//                   of three classes, and under pressure where runs are sealed again), the numbers of a
 //                   sealed row of K and of V (0 where the format does not rotate them) if entries
 //                   are merged, of every KV head, 4 bytes each: its entries and, if the model
 //                   decides what merges and they are sealed, its blocks that were sealed with the
