@@ -198,7 +198,7 @@ TEST(CachePlanner, RunsUnderPressureHaveTheBitsOfTheHigherRatio) {
   }
   // The higher ratio alone would code its open block, and so have more bits for its runs.
   const Status status =
-      planner.MakePlan(*Spec::Parse("lathe(ratio=4.99,under_pressure=5,context=256)")).status();
+      planner.MakePlan(*Spec::Parse("lathe(ratio=4.99,under_pressure=5,context=1024)")).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.ToString(), HasSubstr("give a higher one, or open=8"));
 }

@@ -196,7 +196,7 @@ TEST_P(StoredPrefixes, GiveTheSameAnswers) {
   Use(MakeCaseModel(GetParam(), &threads_, SelectIsa().value()));
   const Sums sums = ExpectAll();
   if (GetParam().spec == "none") EXPECT_GT(sums.n_preemptions, 0);
-  EXPECT_EQ(sums.n_pressed > 0, model_->layout().HasPressedRuns());
+  if (GetParam().name == "LathePressure") EXPECT_GT(sums.n_pressed, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, StoredPrefixes, ::testing::ValuesIn(testing::SequenceCases()),

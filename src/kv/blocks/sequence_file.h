@@ -11,19 +11,20 @@
 //                   if the window is 0xFFFFFFFF: the window of every layer, 4 bytes each
 //                   of every KV head, 4 bytes each: rank_k, rank_v, row type (0 F32, 1 F16,
 //                   2 BF16), whether its open blocks are coded, the channels of K and of V that
-//                   have 8, 5, 4, 3, 2 and 1 bits (in each
-//                   of three classes, and under pressure where runs are sealed again), the numbers of a
-//                   sealed row of K and of V (0 where the format does not rotate them) if entries
-//                   are merged, of every KV head, 4 bytes each: its entries and, if the model
-//                   decides what merges and they are sealed, its blocks that were sealed with the
-//                   prompt and all its sealed blocks if runs are sealed again under pressure, 4
-//                   bytes each: how many were, and the places of these among the runs, rising the
-//                   caller's state: a length of 8 bytes and the bytes the objects of every KV head,
-//                   as they lie in memory: its sink rows and its blocks, with a window only those
-//                   that the last position sees; if the spec seals, the run records of these
-//                   blocks, with the first head the layer records, or before the first run the sums
-//                   from which the head finds its bases; if the spec drops entries, the positions
-//                   and votes of those that are left
+//                   have 8, 5, 4, 3, 2 and 1 bits (of each class of entries, and of pressed runs if
+//                   the spec has such), the numbers of a sealed row of K and of V (0 where the
+//                   format does not rotate them)
+//                   if the spec has pressed runs, 4 bytes each: how many there are, and their
+//                   places among the runs, rising
+//                   if entries are merged, of every KV head, 4 bytes each: its entries and, if the
+//                   model decides what merges and they are sealed, its blocks that were sealed with
+//                   the prompt and all its sealed blocks
+//                   the caller's state: a length of 8 bytes and the bytes
+//                   the objects of every KV head, as they lie in memory: its sink rows and its
+//                   blocks, with a window only those that the last position sees; if the spec
+//                   seals, the run records of these blocks, with the first head the layer records,
+//                   or before the first run the sums from which the head finds its bases; if the
+//                   spec drops entries, the positions and votes of those that are left
 //   last    4       CRC-32C of everything before
 //
 // Numbers are little-endian. Rows that no position has filled are zero in the file, so that it says

@@ -42,18 +42,23 @@ int64_t SequenceCache::n_pressed() const {
 }
 
 int64_t SequenceCache::bytes_pressed_off() const {
+  const std::vector<int> pressed = pressed_runs();
+  if (pressed.empty()) return 0;
   int64_t n_bytes = 0;
-  for (const int r : pressed_runs()) {
-    for (size_t i = 0; i < objects_.heads().size(); ++i) {
-      const HeadTable& head = objects_.heads()[i];
-      RunExtent before = ExtentOf(head.runs[r]);
-      before.entry_class = EntryClass::kMiddle;
-      const HeadInRun in_run = HeadInRunOf(*layout_, static_cast<int>(i) / layout_->n_kv_heads,
-                                           static_cast<int>(i) % layout_->n_kv_heads);
-      const auto blocks = std::span(head.blocks).subspan(before.first_block, before.n_blocks);
-      n_bytes += std::ranges::count_if(blocks, [](const ObjectId& b) { return !b.is_null(); }) *
-                 BytesPressedOff(*layout_, in_run, before);
+  for (size_t i = 0; i < objects_.heads().size(); ++i) {
+    const HeadTable& head = objects_.heads()[i];
+    int64_t n_blocks = 0;  // that have not left the window
+    for (const int r : pressed) {
+      const auto blocks =
+          std::span(head.blocks).subspan(head.runs[r].first_block, head.runs[r].n_blocks);
+      n_blocks += std::ranges::count_if(blocks, [](const ObjectId& b) { return !b.is_null(); });
     }
+    RunExtent before = ExtentOf(head.runs[pressed.front()]);  // all take as much
+    before.entry_class = EntryClass::kMiddle;
+    const int layer_idx = static_cast<int>(i) / layout_->n_kv_heads;
+    const int kv_head_idx = static_cast<int>(i) % layout_->n_kv_heads;
+    n_bytes +=
+        n_blocks * BytesPressedOff(*layout_, HeadInRunOf(*layout_, layer_idx, kv_head_idx), before);
   }
   return n_bytes;
 }

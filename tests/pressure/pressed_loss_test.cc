@@ -54,8 +54,8 @@ class PressedLoss {
     std::vector<std::vector<float>> logits;
     while (cache.n_tokens() < std::ssize(ids_)) {
       const int begin = cache.n_tokens();
-      const int n = static_cast<int>(
-          std::min<int64_t>({64, std::ssize(ids_) - begin, cache.max_step()}));
+      const int n =
+          static_cast<int>(std::min<int64_t>({64, std::ssize(ids_) - begin, cache.max_step()}));
       EXPECT_TRUE(cache.Extend(n).ok());
       const SequenceStep step{&cache, std::span(ids_).subspan(begin, n),
                               SequenceStep::Logits::kAll};

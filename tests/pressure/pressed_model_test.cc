@@ -20,6 +20,9 @@
 #include "kv/seal/seal_schedule.h"
 #include "model/model.h"
 #include "model/planned_model.h"
+#include "model/small_config.h"
+#include "model/tensor_source.h"
+#include "plan/drawn_basis.h"
 #include "random_model.h"
 #include "reference_decoder.h"
 #include "reference_quantizer.h"
@@ -227,6 +230,49 @@ INSTANTIATE_TEST_SUITE_P(Specs, PressedModelTest, ::testing::ValuesIn(kPressedCa
                            for (char& c : name) c = std::isalnum(c) ? c : '_';
                            return name;
                          });
+
+// A layer with a window has given back the first blocks of a run, or all of them.
+TEST(PressedWindows, HoldTheBytesOfTheirLengths) {
+  constexpr const char* kSpec = "lathe(ratio=4,under_pressure=8,run=128,newest=0,sink=4)";
+  ThreadPool threads(2);
+  ModelConfig c = SmallConfig();
+  c.attention.kinds[0].window = 100;
+  const ModelBasis basis = DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9), 9);
+  auto weights = ModelWeights::Load(c, DType::kBf16, MakeRandomSource(3),
+                                    MakeMachine(&threads, SelectIsa().value()));
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  auto made = CreateModel(*std::move(weights), PartsOf(*Spec::Parse(kSpec), &basis));
+  ASSERT_TRUE(made.ok()) << made.status();
+  Model* const model = made->get();
+  HostPool pool(int64_t{64} << 20);
+  SequenceCache cache(&model->layout(), &pool);
+  cache.set_n_prompt(300);
+  int n_pressed = 0, n_partly = 0;
+  for (int i = 0; cache.n_tokens() < 480; ++i) {
+    const int n = static_cast<int>(std::min<int64_t>(23, cache.max_step()));
+    ASSERT_TRUE(cache.Extend(n).ok());
+    const std::vector<int32_t> ids(n, i % 100);
+    const SequenceStep step{&cache, ids};
+    ASSERT_TRUE(model->Forward({&step, 1}).ok());
+    if (i % 3 == 0) {
+      if (const auto run_idx = cache.RunToPress(); run_idx.has_value()) {
+        const int first = cache.head(0, 0).runs()[*run_idx].first_block;
+        n_partly += cache.head(0, 0).blocks()[first].is_null() ? 1 : 0;
+        ASSERT_TRUE(model->PressRun(&cache, *run_idx).ok());
+        ++n_pressed;
+      }
+    }
+    const std::vector<int> pressed = cache.pressed_runs();
+    EXPECT_EQ(cache.bytes().total(), SequenceParts(cache.layout(), {.n_tokens = cache.n_tokens(),
+                                                                    .n_step = n,
+                                                                    .n_prompt = 300,
+                                                                    .pressed_runs = pressed})
+                                         .total());
+    EXPECT_EQ(cache.bytes().total(), pool.usage().used_bytes);
+  }
+  EXPECT_GT(n_pressed, 2);
+  EXPECT_GT(n_partly, 0);
+}
 
 // Memory of which there is none left at will.
 class FailingDevice : public CpuDevice {
