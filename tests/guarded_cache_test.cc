@@ -24,6 +24,7 @@ namespace {
 
 using testing::Feed;
 using testing::MakeCaseModel;
+using testing::PressOldest;
 using testing::RandomTokens;
 using testing::SequenceCase;
 
@@ -44,7 +45,9 @@ class GuardedCache : public ::testing::TestWithParam<SequenceCase> {
     auto original = new_cache();
     original->set_n_prompt(n_prompt, 300);
     feed(original.get(), n_prompt, 1, 64);
+    PressOldest(model.get(), original.get());
     feed(original.get(), 70, 2, 1);
+    PressOldest(model.get(), original.get());
     const SequenceIdentity identity = {Spec::Parse(GetParam().spec)->ToString(), "a model"};
     const std::string path = folder_ / "sequence";
     EXPECT_TRUE(SaveSequence(*original, identity, "", path).ok());

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <fstream>
+#include <optional>
 
 #include "base/random.h"
 #include "format/keys.h"
@@ -43,6 +44,13 @@ ModelBasis DrawBasis(CaseBasis kind) {
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, MappedKeys{}, /*has_classes=*/true);
     case CaseBasis::kSplitClassLatents:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, LatentKeys{}, /*has_classes=*/true);
+    case CaseBasis::kSplitPressed:
+      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9), 9);
+    case CaseBasis::kSplitPressedLatents:
+      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9), 9, LatentKeys{});
+    case CaseBasis::kSplitPressedFrames:
+      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9), 9,
+                             MappedKeys{1, true, MostTurningPairs(32)});
     case CaseBasis::kSharedLatents:
       return DrawRandomBasis(2, 2, 32, 0.3, 9, LatentKeys{.heads_per_latent = 2});
     case CaseBasis::kOnline: {
@@ -64,6 +72,10 @@ CaseBasis BasisOf(const Spec& spec) {
   }
   if (sealing.has_classes) {
     return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitClassLatents : CaseBasis::kSplitClasses;
+  }
+  if (const auto* lathe = spec.basis_as<LatheOptions>();
+      lathe != nullptr && lathe->under_pressure > 0) {
+    return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitPressedLatents : CaseBasis::kSplitPressed;
   }
   if (HasFrames(spec.keys())) return CaseBasis::kSplitFrames;
   if (sealing.splits_bits) {
@@ -95,6 +107,12 @@ const SequenceCase kCases[] = {
      CaseBasis::kSplitLatents},
     {"LatheKeysBlock", "lathe(ratio=4,scales=static,open=8,keys=block,run=64)",
      CaseBasis::kSplitFrames},
+    {"LathePressure", "lathe(ratio=4,open=8,under_pressure=8,run=64)", CaseBasis::kSplitPressed},
+    {"LathePressureKeysBefore",
+     "lathe(ratio=4,scales=static,under_pressure=8,keys=before,run=64,sink=0)",
+     CaseBasis::kSplitPressedLatents},
+    {"LathePressureKeysBlock", "lathe(ratio=4,open=8,under_pressure=8,keys=block,run=64)",
+     CaseBasis::kSplitPressedFrames},
     {"SvdOnline", "svd-online"},
     {"ZackOnline", "zack(online=on)", CaseBasis::kOnline},
     {"Palu", "palu(group=2)", CaseBasis::kSharedLatents},
@@ -152,6 +170,15 @@ std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, std::shared_ptr<Mac
                            PartsOf(*spec, of.basis == CaseBasis::kNone ? nullptr : &basis));
   EXPECT_TRUE(model.ok()) << model.status();
   return *std::move(model);
+}
+
+void PressOldest(Model* model, SequenceCache* cache) {
+  if (!cache->layout().HasPressedRuns()) return;
+  const std::optional<int> run_idx = cache->RunToPress();
+  EXPECT_TRUE(run_idx.has_value());
+  if (!run_idx.has_value()) return;
+  const Status status = model->PressRun(cache, *run_idx);
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 std::string Feed(Model* model, SequenceCache* cache, std::span<const int32_t> ids, size_t piece) {

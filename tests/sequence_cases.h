@@ -25,6 +25,9 @@ enum class CaseBasis {
   kSplitLatents,
   kSplitFrames,
   kSplitClassLatents,
+  kSplitPressed,
+  kSplitPressedLatents,
+  kSplitPressedFrames,
   kSharedLatents,
   kOnline
 };
@@ -49,6 +52,9 @@ std::vector<SequenceCase> RecordedCases();
 std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, std::shared_ptr<Machine> machine);
 // On the processors of this computer.
 std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads, Isa isa);
+
+// Seals the oldest run again with fewer bits, of a cache that has such runs.
+void PressOldest(Model* model, SequenceCache* cache);
 
 // Reads tokens in pieces of at most that many. The bits of the last logits.
 std::string Feed(Model* model, SequenceCache* cache, std::span<const int32_t> ids, size_t piece);

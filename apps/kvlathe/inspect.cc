@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +14,7 @@
 #include "io/files.h"
 #include "io/model_place.h"
 #include "kv/byte_kinds.h"
+#include "kv/seal/seal_schedule.h"
 #include "kvlathe/heat_map.h"
 #include "kvlathe/inspect_merging.h"
 #include "kvlathe/open_workspace.h"
@@ -41,6 +44,15 @@ nlohmann::ordered_json ModelJson(const Workspace& workspace) {
 KvBytes BytesAtFullContext(const Workspace& workspace, const Model& model) {
   const int64_t n = workspace.context_tokens();
   return SequenceParts(model.layout(), {.n_tokens = n, .n_prompt = n});
+}
+
+// The same once all runs were sealed again because memory was short; none where that never happens.
+std::optional<KvBytes> BytesUnderPressure(const Workspace& workspace, const Model& model) {
+  if (!model.layout().HasPressedRuns()) return std::nullopt;
+  const int64_t n = workspace.context_tokens();
+  std::vector<int> places(RunsOf(model.layout(), n, n).size());
+  std::iota(places.begin(), places.end(), 0);
+  return SequenceParts(model.layout(), {.n_tokens = n, .n_prompt = n, .pressed_runs = places});
 }
 
 nlohmann::ordered_json BytesJson(const Workspace& workspace, const Model& model,
@@ -281,6 +293,9 @@ nlohmann::ordered_json InspectionJson(const Workspace& workspace, const std::str
       {"kv_bytes", BytesJson(workspace, *spec_model.model, bytes)},
       {"kv_bytes_by_layer", KindsJson(KindsAtFullContext(workspace, *spec_model.model))},
       {"basis_bytes", spec_model.model->basis_bytes()}};
+  if (const auto pressed = BytesUnderPressure(workspace, *spec_model.model)) {
+    json["kv_bytes_under_pressure"] = BytesJson(workspace, *spec_model.model, *pressed);
+  }
   if (found.losses.has_value()) {
     json["predicted_kl"] = found.losses->kl();
     json["predicted_kl_by_layer"] = LossesJson(*found.losses);
@@ -321,14 +336,20 @@ Status Inspect(const InspectOptions& options) {
              options.model.model, c.model_type, c.n_layers, c.hidden_dim, c.n_heads, c.n_kv_heads,
              c.head_dim, c.max_seq_len);
   fmt::print("--kv {}\n", spec_model.spec.ToString());
+  const auto reference =
+      static_cast<double>(ReferenceBytes(spec_model.model->layout(), workspace->context_tokens()));
+  const auto percent = [&](const KvBytes& of) {
+    return 100.0 * static_cast<double>(of.total()) / reference;
+  };
   fmt::print(
       "a prompt of {} tokens takes {}, {:.2f}% of the 16-bit cache; rotations and codebooks of the "
       "model {}\n",
-      workspace->context_tokens(), FormatBytes(bytes.total()),
-      100.0 * static_cast<double>(bytes.total()) /
-          static_cast<double>(
-              ReferenceBytes(spec_model.model->layout(), workspace->context_tokens())),
+      workspace->context_tokens(), FormatBytes(bytes.total()), percent(bytes),
       FormatBytes(spec_model.model->basis_bytes()));
+  if (const auto pressed = BytesUnderPressure(*workspace, *spec_model.model)) {
+    fmt::print("under pressure, once all of it was sealed again, {}, {:.2f}%\n",
+               FormatBytes(pressed->total()), percent(*pressed));
+  }
   PrintKinds(KindsAtFullContext(*workspace, *spec_model.model));
   const TextFindings& texts = found.texts;
   if (texts.overlap.has_value()) {

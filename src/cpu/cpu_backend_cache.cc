@@ -282,6 +282,22 @@ Status CpuBackend::SealTogether(std::span<const RotatedHeadPlan> heads) {
   return SealByOnlineSvd(at, {elementwise_, &linear_, pool_});
 }
 
+void CpuBackend::Open(std::span<const OpenedRun> runs) {
+  const CpuAccesses accesses = AccessesOf(runs);
+  const CpuAccess own(*memory_);
+  ForItems(std::ssize(runs), [&](int64_t i, int) {
+    const OpenedRun& run = runs[i];
+    const CpuAccess& access = accesses.Of(run.device);
+    std::vector<PackedRun> packed_runs;
+    const std::vector<std::byte*> blocks = access.At(run.blocks);
+    CopyKept({.shape = run.shape,
+              .packed = PackedHeadAt({access, own, residents_}, run.sealed, &packed_runs),
+              .blocks = blocks,
+              .n_entries = static_cast<int>(run.blocks.size()) * kBlockSize},
+             /*dropped=*/{}, access.At(run.plain));
+  });
+}
+
 void CpuBackend::MeasureReencodings(std::span<const ReencodedRun> runs) {
   const CpuAccesses accesses = AccessesOf(runs);
   const CpuAccess own(*memory_);

@@ -227,14 +227,21 @@ void Engine::PreemptNewest() {
   if (observer() != nullptr) observer()->OnPreempted(id);
 }
 
-// Makes room for the input of a sequence, if need be at the cost of newer ones, then by a shorter
-// step, at last at the cost of itself. The oldest has no room only when others use its pool, or
+// Makes room for the input of a sequence: at the cost of bits of caches that may lose some, then of
+// newer sequences, then by a shorter step, at last at the cost of itself. No input is left of a
+// sequence that waits for the next step. The oldest has no room only when others use its pool, or
 // where it merged too little.
 Status Engine::ExtendOrPreempt(Sequence* sequence) {
   for (;;) {
     const Status status = sequence->cache->Extend(static_cast<int>(sequence->input.size()));
     if (status.code() != StatusCode::kResourceExhausted) return status;
     if (prefixes_.EvictOldest() || DropWaitingCache(waiting_)) continue;
+    const Pressed pressed = PressNewest();
+    if (pressed == Pressed::kRun) continue;
+    if (pressed == Pressed::kEnough) {
+      sequence->input.clear();
+      return OkStatus();
+    }
     const bool is_newest = running_.back().get() == sequence;
     if (is_newest && sequence->input.size() > 1) {
       sequence->input.resize(sequence->input.size() / 2);
@@ -249,6 +256,7 @@ Status Engine::ExtendOrPreempt(Sequence* sequence) {
 // Oldest first, so that who is preempted is not in a batch yet.
 StepWork Engine::BuildBatches() {
   ShareTokenBudget();
+  n_pressed_ = 0;
   StepWork work = {.step_idx = n_steps_};
   for (LevelBatch& batch : batches_) {
     batch.steps.clear();
@@ -267,6 +275,10 @@ StepWork Engine::BuildBatches() {
       continue;
     }
     if (i == running_.size()) break;  // it was preempted itself
+    if (s->input.empty()) {
+      ++i;
+      continue;
+    }
     LevelBatch& batch = batches_[s->request.level];
     batch.steps.push_back({s->cache.get(), s->input, s->WantedLogits()});
     batch.sequences.push_back(s);
@@ -392,7 +404,8 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   finishing_ = finished.get();
   if (finished->on_finish) finished->on_finish(finished->id, outcome);
   finishing_ = nullptr;
-  if (finished->cache != nullptr && prefixes_.Takes(*finished->layout)) {
+  const bool has_fewer_bits = finished->cache != nullptr && finished->cache->n_pressed() > 0;
+  if (finished->cache != nullptr && !has_fewer_bits && prefixes_.Takes(*finished->layout)) {
     const auto tokens = std::span(finished->tokens).first(finished->n_cached());
     prefixes_.Add(finished->prefix_key, tokens, std::move(finished->cache));
   }

@@ -57,6 +57,17 @@ struct EngineOptions {
 // run out. The cache that a waiting session brings with it is given up before anything else.
 // Prompts are read oldest first, each as fast as what is left of the steps allows.
 //
+// Where the caches of a level may be sealed again in fewer bits (CacheLayout::HasPressedRuns), that
+// comes before a sequence is preempted, and sequences are admitted by the bytes that are left then:
+// of the newest sequence that does not refuse it
+// (Request::refuses_pressure) the oldest run, then its next one, then those of the sequence before
+// it, until there is room. So who came last pays first, as with preemption, and nobody's cache
+// loses bits for a request that came later while that one has some to lose; and old positions lose
+// them before newer ones, which attention reads more. Runs that others hold too are passed over:
+// sealing them again would free nothing. Once kMostPressedPositions of a step were sealed again, a
+// sequence that still finds no room waits for the next step. What such a sequence generates does
+// depend on the others, and its cache is not stored for them.
+//
 // Prompts and generated tokens never share a step of one sequence: where the turns of a session end
 // in the cache does not depend on preemption.
 //
@@ -102,6 +113,8 @@ class Engine {
   using FinishCallback = kvlathe::FinishCallback;
 
   static constexpr int64_t kMaxPromptLogitBytes = int64_t{64} << 20;
+  // No further run is sealed again in a step in which so many positions were.
+  static constexpr int64_t kMostPressedPositions = 1024;
 
   // `levels`, at least one, differ in their caches alone; they and `pool` outlive the engine.
   Engine(std::vector<Model*> levels, BlockPool* pool, const EngineOptions& options);
@@ -173,6 +186,8 @@ class Engine {
   void KeepPrefixes();
   void StorePrefixes(Sequence* sequence);
   StepWork BuildBatches();
+  enum class Pressed { kNothing, kRun, kEnough };
+  Pressed PressNewest();
   Status ExtendOrPreempt(Sequence* sequence);
   void PreemptNewest();
   void Compute(const StepWork& work);
@@ -202,6 +217,7 @@ class Engine {
   Sequence* finishing_ = nullptr;                   // whose FinishCallback runs
   Status first_failure_;                            // since RunUntilIdle was called
   int64_t n_steps_ = 0;
+  int64_t n_pressed_ = 0;  // positions, in the current step
   PromptPacing pacing_;
   PrefixStore prefixes_;
   bool is_fetching_ = false;  // some sequence of the step waits for the archive

@@ -45,10 +45,10 @@ struct StepWork {
 // cancel requests, but not step the engine. The step waits for it: what takes long belongs on a
 // thread of the observer's own.
 //
-// The calls of one step: OnAdmitted and OnPreempted of whom it begins with, OnStepBegan, then, once
-// the model has computed, OnFirstToken, OnToken and OnFinished request by request (OnAnswered
-// before OnFinished), and OnStepEnded. OnFinished may also come without a step: of a request that
-// was cancelled or found no room.
+// The calls of one step: OnAdmitted, OnPressed and OnPreempted of whom it begins with, OnStepBegan,
+// then, once the model has computed, OnFirstToken, OnToken and OnFinished request by request
+// (OnAnswered before OnFinished), and OnStepEnded. OnFinished may also come without a step: of a
+// request that was cancelled or found no room.
 class EngineObserver {
  public:
   using RequestId = int64_t;
@@ -66,6 +66,8 @@ class EngineObserver {
   }
   // Gives up its cache and waits to compute it again.
   virtual void OnPreempted(RequestId) {}
+  // So many positions of its cache were sealed again in fewer bits, because memory is short.
+  virtual void OnPressed(RequestId, int64_t n_positions) { (void)n_positions; }
   virtual void OnStepBegan(const StepWork&, const EngineLoad&) {}
   // ttft_ms: since the request was submitted. Its OnToken follows, unless the token ends the
   // request as one of its stop_ids.

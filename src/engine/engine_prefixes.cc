@@ -29,7 +29,8 @@ bool Engine::WaitsForPrefix(const Sequence& s) {
   for (const auto& older : running_) {
     if (older.get() == &s) return false;
     if (older->layout != s.layout || older->request.prefix_salt != s.request.prefix_salt ||
-        older->n_cached() >= older->n_given || older->LacksPromptLogprobs()) {
+        older->n_cached() >= older->n_given || older->LacksPromptLogprobs() ||
+        older->cache->n_pressed() > 0) {
       continue;
     }
     const auto known = std::span(older->tokens).first(older->n_given - 1);

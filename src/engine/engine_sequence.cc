@@ -61,16 +61,17 @@ int64_t EngineSequence::WantedBytes(int max_step, const MergedCounts& of_level) 
   const int64_t n_until = std::min(layout->n_sink + behind_sinks, max_positions());
   const bool has_prompt = n_cached() >= n_prompt;
   Forecast& f = forecast_;
+  const int64_t off_bytes = cache == nullptr ? 0 : cache->bytes_pressed_off();
   if (f.n_until == n_until && f.has_prompt == has_prompt && f.decodes == decodes()) {
-    return f.n_bytes;
+    return f.n_bytes - std::max(off_bytes, f.to_press_bytes);
   }
   const auto n_heads = static_cast<int64_t>(layout->shapes.size());
   const bool is_measured = merged_.n_positions >= kMeasuredPositions * n_heads;
   const double share = is_measured ? merged_.share() : of_level.share();
-  f = {
-      n_until, has_prompt, decodes(),
-      PeakBytesIfMerged(*layout, {n_cached(), n_until}, decodes() ? 1 : max_step, n_prompt, share)};
-  const int64_t n_bytes = f.n_bytes;
+  f = {n_until, has_prompt, decodes(),
+       PeakBytesIfMerged(*layout, {n_cached(), n_until}, decodes() ? 1 : max_step, n_prompt, share),
+       request.refuses_pressure ? 0 : BytesToPressOff(*layout, n_until, n_prompt)};
+  const int64_t n_bytes = f.n_bytes - std::max(off_bytes, f.to_press_bytes);
   if (layout->ModelDecidesEntries() && !is_measured) f = {};  // others will know better
   return n_bytes;
 }

@@ -87,6 +87,7 @@ struct EngineSequence {
     bool has_prompt = false;
     bool decodes = false;
     int64_t n_bytes = 0;
+    int64_t to_press_bytes = 0;  // of these, that it could give up
   };
 
   // Tells the sampler what was there before.

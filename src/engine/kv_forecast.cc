@@ -1,6 +1,10 @@
 #include "engine/kv_forecast.h"
 
 #include <algorithm>
+#include <vector>
+
+#include "kv/cache_objects.h"
+#include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {
 
@@ -15,6 +19,19 @@ MergedCounts MergedCountsOf(const SequenceCache& cache) {
     }
   }
   return counts;
+}
+
+int64_t BytesToPressOff(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
+  if (!layout.HasPressedRuns() || layout.HasWindow()) return 0;
+  const std::vector<RunExtent> runs = RunsOf(layout, n_tokens, n_prompt);
+  if (runs.empty()) return 0;
+  int64_t block_bytes = 0;  // of all heads
+  for (int l = 0; l < layout.n_layers; ++l) {
+    for (int g = 0; g < layout.n_kv_heads; ++g) {
+      block_bytes += BytesPressedOff(layout, HeadInRunOf(layout, l, g), runs.front());
+    }
+  }
+  return runs.back().first_block * block_bytes;
 }
 
 int64_t LeastBytesAlone(const CacheLayout& layout, int64_t n_tokens, int64_t max_step,

@@ -6,6 +6,10 @@
 // the share of its positions that was measured: by the sequence itself once it has read
 // kMeasuredPositions, and before that by all sequences of its level so far. Where nothing was
 // measured yet, all are kept.
+//
+// A sequence whose runs may be sealed again in fewer bits counts as if all but its newest were:
+// others are let in for what it could give up, and the engine asks for that only where they, or it
+// itself, come to need it.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +37,10 @@ inline constexpr int64_t kMeasuredPositions = 64;
 
 // Of a cache whose model decides what merges.
 MergedCounts MergedCountsOf(const SequenceCache& cache);
+
+// How many bytes fewer n_tokens positions take once all of their runs but the newest were sealed
+// again in fewer bits. 0 where layers have windows, which hold few of them.
+int64_t BytesToPressOff(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
 
 // What a sequence needs alone, at least: a request that needs more can never run. Where the model
 // decides, it is as if all positions became one entry, and steps were of one token.

@@ -35,6 +35,9 @@ struct Request {
   // By which logs and audits know the answer. Empty: what is generated answers nobody, as where the
   // server asks itself whether it computes.
   std::string answer_id;
+  // Whether its cache stays as it was sealed first when memory is short, of a level whose caches
+  // may be sealed again in fewer bits (CacheLayout::HasPressedRuns). It may be preempted then.
+  bool refuses_pressure = false;
   // Requests of one salt share what they have read (EngineOptions::prefix_bytes).
   std::string prefix_salt;
   // What may be generated; of this request alone. Null: anything.
@@ -62,7 +65,10 @@ struct RequestOutcome {
   // answer this one went on behind, where it did (EngineOptions::prefix_bytes).
   int64_t n_cache_prompt = 0;
   int n_preemptions = 0;  // times that the cache was given up and computed again
-  KvBytes kv_bytes;       // of the sequence at its end
+  // Positions that were sealed again in fewer bits because memory was short, counted once more
+  // where the cache was given up and computed again.
+  int64_t n_pressed_tokens = 0;
+  KvBytes kv_bytes;  // of the sequence at its end
   // Where asked for: entry i is of token i of the prompt, which all before it predict. Entry 0 has
   // no value: its log-probability is NaN and its `top` is empty. Shorter than the prompt, or empty,
   // where the request ended before its prompt was read.

@@ -51,6 +51,10 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, const Spec& spec) {
     if (splits_bits) {
       head.bits.middle.k.channels[2] = head.rank_k;  // 4 bits
       head.bits.middle.v.channels[3] = head.rank_v;
+      if (spec.basis_as<LatheOptions>()->under_pressure > 0) {
+        head.bits.pressed.k.channels[4] = 16;  // 2 bits
+        head.bits.pressed.v.channels[5] = 16;
+      }
     }
     basis.heads.push_back(std::move(head));
   }

@@ -377,7 +377,8 @@ KvBytes SequenceParts(const CacheLayout& layout, const SequenceLength& length) {
   }
   const int64_t released_at = length.n_tokens - length.n_step;
   const int64_t first_held = BlocksOutOfWindow(layout, 0, released_at);
-  const std::vector<RunExtent> runs = RunsOf(layout, length.n_tokens, length.n_prompt);
+  std::vector<RunExtent> runs = RunsOf(layout, length.n_tokens, length.n_prompt);
+  MarkPressed(length.pressed_runs, &runs);
   const int64_t n_blocks = HeldBlocks(layout, length.n_tokens, length.n_prompt);
   KvBytes bytes = PartsOfBlocks(
       layout, {.n_blocks = n_blocks,

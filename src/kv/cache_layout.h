@@ -29,6 +29,9 @@ struct SealPlan {
   double repaired_share =
       1;           // this share of the prompt, its newest runs, has the low-rank residual
   int window = 0;  // newest positions that are seen besides the sinks; 0: all
+  // Whether runs may be sealed again with the bits of EntryClass::kPressed where memory is short
+  // (SequenceCache::RunToPress).
+  bool has_pressed_runs = false;
 
   friend bool operator==(const SealPlan&, const SealPlan&) = default;
 };
@@ -81,6 +84,8 @@ struct CacheLayout {
   bool SparesSinks() const { return seal.has_value() && seal->window > 0; }
   // Whether entries are sorted into classes where the prompt ends.
   bool HasClasses() const { return FactsOf(codec()).has_classes; }
+  // Whether runs may be sealed again in fewer bits.
+  bool HasPressedRuns() const { return seal.has_value() && seal->has_pressed_runs; }
   // Whether no entry will be dropped any more, so that positions and votes are not needed: latents
   // need positions still, but under classes have them apart (SortedPositions).
   bool RetentionIsOver(int64_t n_tokens, int64_t n_prompt) const {
@@ -196,6 +201,8 @@ struct SequenceLength {
   int64_t n_tokens = 0;
   int64_t n_step = 1;                 // positions of the last step; matters with a window only
   int64_t n_prompt = kEndlessPrompt;  // matters where blocks are sealed
+  // Places of the runs that were sealed again with fewer bits (SealPlan::has_pressed_runs), rising.
+  std::span<const int> pressed_runs = {};
 };
 
 // Bytes that the objects and tables of one sequence occupy after a step (and its sealing): the

@@ -10,6 +10,7 @@ SequenceContents::SequenceContents(const CacheLayout& layout, const SequenceLeng
   if (merged.empty()) n_blocks_ = HeldBlocks(layout, length.n_tokens, length.n_prompt);
   if (!layout.HasRunsOfHeads() || merged.empty()) {
     runs_ = RunsOf(layout, length.n_tokens, length.n_prompt);
+    MarkPressed(length.pressed_runs, &runs_);
   }
 }
 

@@ -81,6 +81,8 @@ class Backend {
   virtual void Seal(const SealBatch& batch) = 0;
   // The same, also where what rows are stacked on is not finite or too large to square.
   virtual void SealRotated(const RotatedBatch& batch) = 0;
+  // Makes plain rows of sealed ones, to seal them again otherwise.
+  virtual void Open(std::span<const OpenedRun> runs) = 0;
   // Finish tells how far each run lies from the plain rows that it was sealed from.
   virtual void MeasureReencodings(std::span<const ReencodedRun> runs) = 0;
 

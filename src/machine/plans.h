@@ -325,6 +325,16 @@ struct TakeChannelPlan {
   int channel = 0;
 };
 
+// A sealed run of one head whose rows plain blocks get, block by block, rounded to the shape's
+// type. `sealed` has this run alone, from the first of `blocks` on.
+struct OpenedRun {
+  Device* device = nullptr;
+  BlockShape shape;
+  SealedHead sealed;
+  std::span<const ObjectId> blocks;
+  std::span<const ObjectId> plain;  // to be written
+};
+
 // A run that was sealed from these plain rows. Compared are the first max_rows of them, but no more
 // than were sealed before the last Prune of this sequence and head.
 struct ReencodedRun {

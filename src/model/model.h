@@ -50,6 +50,11 @@ class Model {
   // finite, kResourceExhausted when the system has no memory.
   Status SealRuns(int layer_idx, std::span<SequenceCache* const> caches);
 
+  // Seals a run of the cache again, with the bits of EntryClass::kPressed (SequenceCache::
+  // RunToPress). The new codes are made in memory of their own, so that the pool may be full.
+  // kResourceExhausted when the system has no memory, and then the cache is as it was.
+  Status PressRun(SequenceCache* cache, int run_idx);
+
   // Row i of the last Forward's logits, [vocab_size].
   std::span<const float> logits(int64_t row) const;
   int64_t n_logit_rows() const { return n_logit_rows_; }

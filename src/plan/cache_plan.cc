@@ -1,6 +1,8 @@
 #include "plan/cache_plan.h"
 
+#include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "base/check.h"
 #include "kv/quantizer/quantizer_methods.h"
@@ -26,6 +28,12 @@ void CheckInvariants(const CacheLayout& layout, const PlanParts& parts) {
   const bool has_maps = parts.basis.has_value() && !parts.basis->online.has_value();
   KVL_CHECK(!layout.ReadsWholeKeys() || !layout.CodesOpenRows());
   KVL_CHECK(!layout.ReadsWholeKeys() || (has_maps && !TurnWhenRead(layout.keys)));
+  const auto has_pressed_bits = [](const HeadStorage& storage) {
+    const auto* const bits = std::get_if<HeadBits>(&storage);
+    return bits != nullptr && bits->pressed.k != BitSplit() && bits->pressed.v != BitSplit();
+  };
+  KVL_CHECK(!layout.HasPressedRuns() || (layout.storages.size() == layout.shapes.size() &&
+                                         std::ranges::all_of(layout.storages, has_pressed_bits)));
   if (!TurnWhenRead(layout.keys)) return;
   KVL_CHECK(!layout.MergesEntries());
   const bool has_entries_of_heads =

@@ -77,6 +77,13 @@ std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t se
   return std::move(allocation->ranks);
 }
 
+std::vector<HeadRanks> DrawPressedSplits(int n, int head_dim, double ratio, double under_pressure,
+                                         uint64_t seed) {
+  std::vector<HeadRanks> ranks = DrawSplits(n, head_dim, ratio, seed);
+  KVL_CHECK(TakePressedBits(DrawSplits(n, head_dim, under_pressure, seed), &ranks).ok());
+  return ranks;
+}
+
 std::vector<HeadRanks> UniformRanks(int n, int head_dim, double rate) {
   const RankLadder ladder = RankLadder::Uniform(n, head_dim, 16);
   return ladder.AllocationAt(ladder.LastLevelWithin(rate)).ranks;
@@ -180,6 +187,14 @@ StatusOr<ModelBasis> DrawStoredBasis(const Spec& spec, const ModelFacts& model) 
   if (sealing.splits_bits) {
     const Keys keys = KeysOf(spec, model);
     const int n = HeadsPerMap(keys);
+    const double under_pressure = spec.basis_as<LatheOptions>()->under_pressure;
+    if (under_pressure > 0) {
+      return DrawRandomBasis(
+          model.n_layers, model.n_kv_heads / n, model.head_dim * n,
+          DrawPressedSplits(model.n_layers * model.n_kv_heads / n, model.head_dim * n, ranks.value,
+                            under_pressure, kDrawnBasisSeed),
+          kDrawnBasisSeed, keys);
+    }
     return DrawRandomSplitBasis(model.n_layers, model.n_kv_heads / n, model.head_dim * n,
                                 ranks.value, kDrawnBasisSeed, keys, sealing.has_classes);
   }

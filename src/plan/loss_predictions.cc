@@ -15,7 +15,8 @@ StatusOr<Spec> WithRatio(const Spec& question, double ratio) {
   const Stage& stage = *question.stage(Axis::kBasis);
   std::string keys = fmt::format("ratio={}", ratio);
   for (const auto& [key, value] : stage.values) {
-    if (!key->excludes_others) keys += fmt::format(",{}={}", key->name, ValueText(value));
+    if (key->excludes_others || key->name == "under_pressure") continue;
+    keys += fmt::format(",{}={}", key->name, ValueText(value));
   }
   KVL_ASSIGN_OR_RETURN(Spec answer, Spec::Parse(fmt::format("{}({})", stage.name, keys)));
   answer.set_text(question.text());

@@ -16,8 +16,8 @@ namespace kvlathe {
 // question (Spec::accuracy), of its answer. kUnimplemented says what is in the way.
 Status CheckIsPredicted(const Spec& spec);
 
-// The spec that answers a question of lathe alone with a ratio. All its other keys stay, and its
-// text is what was typed.
+// The spec of lathe alone with this ratio: the answer to a question. All its other keys stay but
+// under_pressure, which is of another ratio, and its text is what was typed.
 StatusOr<Spec> WithRatio(const Spec& question, double ratio);
 
 class LossPredictions {

@@ -122,6 +122,15 @@ StatusOr<RankAllocation> CachePlanner::ChooseRanks(const Spec& spec, std::option
   return OfSpec(spec, allocation.status());
 }
 
+// They are those that the higher ratio alone would give: the steps of one ladder (BitLadder) fewer.
+Status CachePlanner::AddPressedBits(const Spec& spec, RankAllocation* allocation) {
+  const auto* const lathe = spec.basis_as<LatheOptions>();
+  if (lathe == nullptr || lathe->under_pressure == 0) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(const Spec pressed, WithRatio(spec, lathe->under_pressure));
+  KVL_ASSIGN_OR_RETURN(const RankAllocation fewer, ChooseRanks(pressed, std::nullopt));
+  return OfSpec(spec, TakePressedBits(fewer.ranks, &allocation->ranks));
+}
+
 StatusOr<ModelBasis> CachePlanner::OnlineBasis(const Spec& spec,
                                                const std::vector<HeadRanks>& ranks) {
   OnlineInputs inputs = {.is_normalised = BasisOptionsOf(spec, /*rope_dim=*/0).is_normalised};
@@ -156,6 +165,7 @@ Status CachePlanner::AddBasis(const Spec& spec, std::optional<double> rate, Plan
     KVL_ASSIGN_OR_RETURN(parts->basis, DrawnBasis(spec));
   } else if (BasisMethodOf(spec) != nullptr) {
     KVL_ASSIGN_OR_RETURN(parts->allocation, ChooseRanks(spec, rate));
+    KVL_RETURN_IF_ERROR(AddPressedBits(spec, &*parts->allocation));
     KVL_ASSIGN_OR_RETURN(parts->basis, BasisAt(spec, *parts->allocation));
     if (IsResident(*spec.basis())) {
       parts->ranks_at = [this, spec](double wanted) -> StatusOr<std::vector<HeadRanks>> {

@@ -64,6 +64,8 @@ class CachePlanner {
 
  private:
   StatusOr<RankAllocation> ChooseRanks(const Spec& spec, std::optional<double> rate);
+  // With the bits of runs under pressure, if the spec has such.
+  Status AddPressedBits(const Spec& spec, RankAllocation* allocation);
   StatusOr<ModelBasis> DrawnBasis(const Spec& spec);
   // The basis of a spec whose sequences find their maps themselves. It holds these ranks, and what
   // the maps are found from.

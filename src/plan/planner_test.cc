@@ -5,8 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
+#include <span>
 
 #include "base/random.h"
+#include "kv/cache_objects.h"
+#include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {
 namespace {
@@ -150,6 +154,53 @@ TEST(PlannerTest, RatioHoldsAtTheContextThatIsNamed) {
   const Status beyond = planner.FractionOf(*Spec::Parse("lathe(ratio=4,context=8192)")).status();
   EXPECT_EQ(beyond.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(beyond.ToString(), HasSubstr("beyond the model's context of 4096"));
+}
+
+// Pressed runs are those of the higher ratio, byte for byte; all else is as it was.
+TEST(CachePlanner, RunsUnderPressureHaveTheBitsOfTheHigherRatio) {
+  DrawnSource source;
+  CachePlanner planner(SmallModel(), &source);
+  const auto layout_of = [&](const char* text) {
+    const auto plan = planner.MakePlan(*Spec::Parse(text));
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan->layout();
+  };
+  for (const char* keys : {"", ",keys=before", ",keys=block", ",scales=static", ",heads=own"}) {
+    SCOPED_TRACE(keys);
+    const CacheLayout pressed =
+        layout_of(fmt::format("lathe(ratio=4,under_pressure=8{})", keys).c_str());
+    const CacheLayout low = layout_of(fmt::format("lathe(ratio=4{})", keys).c_str());
+    const CacheLayout high = layout_of(fmt::format("lathe(ratio=8{})", keys).c_str());
+    const std::vector<RunExtent> runs = RunsOf(pressed, 4000, 3000);
+    ASSERT_GT(runs.size(), 6u);
+    for (int l = 0; l < pressed.n_layers; ++l) {
+      for (int g = 0; g < pressed.n_kv_heads; ++g) {
+        const auto bits = std::get<HeadBits>(pressed.storage(l, g));
+        EXPECT_EQ(bits.middle, std::get<HeadBits>(low.storage(l, g)).middle);
+        EXPECT_EQ(bits.pressed, std::get<HeadBits>(high.storage(l, g)).middle);
+        EXPECT_GE(BytesPressedOff(pressed, HeadInRunOf(pressed, l, g), runs[0]), 0);
+      }
+    }
+    EXPECT_EQ(SequenceBytes(pressed, 4000, 1, 3000), SequenceBytes(low, 4000, 1, 3000));
+    std::vector<int> places(runs.size());
+    std::iota(places.begin(), places.end(), 0);
+    // But for its open block, which has 16 bits here and 8 at the higher ratio.
+    const auto block_bytes = [&](const CacheLayout& layout, std::span<const int> of) {
+      return SequenceParts(layout, {4000, 1, 3000, of}).blocks;
+    };
+    const int64_t n_open = BlocksFor(pressed, 4000) - SealedBlocks(pressed, 4000, 3000);
+    int64_t open_bytes = 0;
+    for (size_t i = 0; i < pressed.shapes.size(); ++i) {
+      open_bytes += n_open * (BlockObjectBytes(pressed, pressed.shapes[i]) -
+                              BlockObjectBytes(high, high.shapes[i]));
+    }
+    EXPECT_EQ(block_bytes(pressed, places), block_bytes(high, {}) + open_bytes);
+  }
+  // The higher ratio alone would code its open block, and so have more bits for its runs.
+  const Status status =
+      planner.MakePlan(*Spec::Parse("lathe(ratio=4.99,under_pressure=5,context=1024)")).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.ToString(), HasSubstr("give a higher one, or open=8"));
 }
 
 class PredictedAnswer : public ::testing::Test {

@@ -10,6 +10,10 @@ void EngineMonitor::OnPrefixFound(RequestId, int n_prompt, int n_stored) {
 
 void EngineMonitor::OnPreempted(RequestId) { metrics_->CountPreempted(); }
 
+void EngineMonitor::OnPressed(RequestId, int64_t n_positions) {
+  metrics_->CountPressed(n_positions);
+}
+
 void EngineMonitor::OnStepBegan(const StepWork&, const EngineLoad& load) {
   step_clock_.Begin();
   metrics_->SetRequests(load.n_running, load.n_waiting);

@@ -24,6 +24,7 @@ class EngineMonitor : public EngineObserver {
 
   void OnAdmitted(RequestId id, double queue_ms) override;
   void OnPrefixFound(RequestId id, int n_prompt, int n_stored) override;
+  void OnPressed(RequestId id, int64_t n_positions) override;
   void OnPreempted(RequestId id) override;
   void OnStepBegan(const StepWork& work, const EngineLoad& load) override;
   void OnFirstToken(RequestId id, double ttft_ms) override;

@@ -90,6 +90,9 @@ struct ServerMetrics::Series {
 
   Counter& preemptions =
       AddCounter("vllm:num_preemptions_total", "Times that a request gave up its cache.");
+  Counter& pressed =
+      AddCounter("kvlathe_kv_pressed_tokens_total",
+                 "Positions of caches that were compressed further because memory was short.");
   Counter& prefix_queries =
       AddCounter("vllm:prefix_cache_queries_total", "Prompt tokens that were looked for in store.");
   Counter& prefix_hits = AddCounter("vllm:prefix_cache_hits_total",
@@ -156,6 +159,10 @@ ServerMetrics::~ServerMetrics() = default;
 void ServerMetrics::CountAdmitted(double queue_ms) { series_->queue.Observe(queue_ms / 1e3); }
 
 void ServerMetrics::CountPreempted() { series_->preemptions.Increment(); }
+
+void ServerMetrics::CountPressed(int64_t n_positions) {
+  series_->pressed.Increment(static_cast<double>(n_positions));
+}
 
 void ServerMetrics::CountPrefix(int n_prompt, int n_stored) {
   series_->prefix_queries.Increment(n_prompt);

@@ -37,6 +37,7 @@ class ServerMetrics {
   // Of the engine, as EngineObserver has them.
   void CountAdmitted(double queue_ms);
   void CountPreempted();
+  void CountPressed(int64_t n_positions);
   void CountPrefix(int n_prompt, int n_stored);
   void CountStep(const StepWork& work, double seconds, bool failed);
   void CountFirstToken(double ttft_ms);

@@ -43,6 +43,7 @@ void RequestLog::LogEnded(const api::RequestEnded& ended) const {
         {"prompt_tokens", ended.prompt_tokens},
         {"cached_tokens", ended.cached_tokens},
         {"output_tokens", ended.output_tokens},
+        {"pressed_tokens", ended.pressed_tokens},
         {"finish_reason", ended.finish_reason},
         {"ttft_ms", Milliseconds(ended.first_token_seconds)},
     });

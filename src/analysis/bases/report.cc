@@ -72,6 +72,10 @@ nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocati
     if (allocation.ranks[h].bits.middle.k == BitSplit{}) continue;
     heads.back()["bits_k"] = BitsJson(allocation.ranks[h].bits.middle.k);
     heads.back()["bits_v"] = BitsJson(allocation.ranks[h].bits.middle.v);
+    if (const EntryBits& pressed = allocation.ranks[h].bits.pressed; pressed != EntryBits()) {
+      heads.back()["bits_k_under_pressure"] = BitsJson(pressed.k);
+      heads.back()["bits_v_under_pressure"] = BitsJson(pressed.v);
+    }
     const EntryBits &most = allocation.ranks[h].bits.most, &least = allocation.ranks[h].bits.least;
     if (most == EntryBits()) continue;
     heads.back()["bits_k_by_class"] = {BitsJson(most.k), BitsJson(least.k)};

@@ -189,4 +189,20 @@ StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
   return allocation;
 }
 
+Status TakePressedBits(const std::vector<HeadRanks>& fewer, std::vector<HeadRanks>* ranks) {
+  KVL_CHECK_EQ(fewer.size(), ranks->size());
+  int64_t n_before = 0, n_after = 0;  // bits of a token
+  for (size_t h = 0; h < fewer.size(); ++h) {
+    const EntryBits &before = (*ranks)[h].bits.middle, &after = fewer[h].bits.middle;
+    n_before += before.k.bits_per_token() + before.v.bits_per_token();
+    n_after += after.k.bits_per_token() + after.v.bits_per_token();
+    (*ranks)[h].bits.pressed = after;
+  }
+  if (n_after < n_before) return OkStatus();
+  return Error(StatusCode::kInvalidArgument,
+               "under pressure {} bits of a token would become {}, because the higher ratio codes "
+               "its open block; give a higher one, or open=8",
+               n_before, n_after);
+}
+
 }  // namespace kvlathe

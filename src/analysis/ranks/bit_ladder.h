@@ -64,4 +64,8 @@ StatusOr<RankAllocation> AllocateBits(const std::vector<HeadSpectra>& spectra,
                                       const std::vector<HeadNoise>& noise, int head_dim,
                                       const RankRequest& request);
 
+// Takes the bits of `fewer`, which are of the same spectra, as those of EntryClass::kPressed.
+// kInvalidArgument where they are no fewer.
+Status TakePressedBits(const std::vector<HeadRanks>& fewer, std::vector<HeadRanks>* ranks);
+
 }  // namespace kvlathe

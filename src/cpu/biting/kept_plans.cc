@@ -91,6 +91,16 @@ std::span<const CutItem> KeptPlans::KeepItems(std::span<const CutItem> items) {
   return *kept;
 }
 
+std::span<const OpenedRun> KeptPlans::KeepRuns(std::span<const OpenedRun> runs) {
+  std::vector<OpenedRun>* const kept = Own(std::vector<OpenedRun>(runs.begin(), runs.end()));
+  for (OpenedRun& run : *kept) {
+    KeepParts(&run.sealed);
+    run.blocks = KeepAll(run.blocks);
+    run.plain = KeepAll(run.plain);
+  }
+  return *kept;
+}
+
 std::span<const ReencodedRun> KeptPlans::KeepRuns(std::span<const ReencodedRun> runs) {
   std::vector<ReencodedRun>* const kept = Own(std::vector<ReencodedRun>(runs.begin(), runs.end()));
   for (ReencodedRun& run : *kept) {

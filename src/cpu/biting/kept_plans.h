@@ -23,6 +23,7 @@ class KeptPlans {
   RotatedBatch Keep(RotatedBatch batch);
   std::span<const HeadJob> KeepJobs(std::span<const HeadJob> jobs);
   std::span<const CutItem> KeepItems(std::span<const CutItem> items);
+  std::span<const OpenedRun> KeepRuns(std::span<const OpenedRun> runs);
   std::span<const ReencodedRun> KeepRuns(std::span<const ReencodedRun> runs);
   // Of plans that point to nothing.
   template <typename T>

@@ -104,6 +104,11 @@ void LateBackend::SealRotated(const RotatedBatch& batch) {
   Late([this, kept, copy = kept->Keep(batch)] { backend_.SealRotated(copy); });
 }
 
+void LateBackend::Open(std::span<const OpenedRun> runs) {
+  const auto kept = std::make_shared<KeptPlans>();
+  Late([this, kept, copy = kept->KeepRuns(runs)] { backend_.Open(copy); });
+}
+
 void LateBackend::MeasureReencodings(std::span<const ReencodedRun> runs) {
   const auto kept = std::make_shared<KeptPlans>();
   Late([this, kept, copy = kept->KeepRuns(runs)] { backend_.MeasureReencodings(copy); });

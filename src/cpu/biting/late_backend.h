@@ -39,6 +39,7 @@ class LateBackend : public Backend {
   void CutKeys(std::span<const CutItem> items) override;
   void Seal(const SealBatch& batch) override;
   void SealRotated(const RotatedBatch& batch) override;
+  void Open(std::span<const OpenedRun> runs) override;
   void MeasureReencodings(std::span<const ReencodedRun> runs) override;
 
  private:

@@ -89,7 +89,8 @@ class PrefixStore {
   void Tend();
   // Whether Tend has more to do at once.
   bool is_saving() const { return saving_.has_value(); }
-  // Copies what the cache holds, which is not an entry and is about to go.
+  // Copies what the cache holds, which is not an entry and is about to go. Not where it was sealed
+  // in fewer bits under pressure.
   void SaveNow(const PrefixKey& key, std::span<const int32_t> tokens, const SequenceCache& cache);
   // Writes all that is not written yet, and waits for it.
   void SaveAll();

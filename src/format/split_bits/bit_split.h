@@ -28,8 +28,10 @@ struct BitSplit {
 };
 
 // Where entries are sorted by the attention that they got (kv/seal/seal_schedule.h, Classes), those
-// with the most of it have more bits than others, and those with the least have fewer.
-enum class EntryClass : uint8_t { kMiddle, kMost, kLeast };
+// with the most of it have more bits than others, and those with the least have fewer. Entries of
+// kPressed were of kMiddle until memory was short, and were sealed again in fewer bits
+// (SealPlan::has_pressed_runs).
+enum class EntryClass : uint8_t { kMiddle, kMost, kLeast, kPressed };
 
 // The bits of both sides of the entries of a class.
 struct EntryBits {
@@ -40,9 +42,10 @@ struct EntryBits {
 
 // The bits of a head. Without classes `middle` holds for all entries, over rank_k and rank_v
 // channels, and the others are empty. With classes the class that has most bits has codes of all
-// these channels, and the others have codes of the first of them only.
+// these channels, and the others have codes of the first of them only. `pressed` is empty where
+// nothing is sealed again; where it is not, no channel has more bits in it than in `middle`.
 struct HeadBits {
-  EntryBits middle = {}, most = {}, least = {};
+  EntryBits middle = {}, most = {}, least = {}, pressed = {};
 
   constexpr const EntryBits& of(EntryClass entry_class) const {
     switch (entry_class) {
@@ -50,6 +53,8 @@ struct HeadBits {
         return most;
       case EntryClass::kLeast:
         return least;
+      case EntryClass::kPressed:
+        return pressed;
       case EntryClass::kMiddle:
         break;
     }

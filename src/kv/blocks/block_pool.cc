@@ -58,6 +58,8 @@ struct BlockPool::State {
   Chunk* OpenChunk(int64_t object_bytes);
   ObjectId Take(ObjectKind kind, int64_t object_bytes);
   void Free(Chunk& chunk);
+  // Gives up an object for another one that was taken for it, and counts the difference.
+  void Move(const ObjectId& object, const ObjectId& to);
   void TrimToSlack();
   void Trim(Chunk& chunk);
   void Count(ObjectKind kind, int64_t n_bytes) {
@@ -96,6 +98,16 @@ void BlockPool::State::Free(Chunk& chunk) {
     chunk.queued = true;
     freed_chunks.push_back(chunk.region());
   }
+}
+
+void BlockPool::State::Move(const ObjectId& object, const ObjectId& to) {
+  Chunk& from = ChunkOf(object);
+  const int64_t n_bytes = ChunkOf(to).object_bytes();
+  device->Copy({to}, {object}, std::min(n_bytes, from.object_bytes()));
+  device->Forget({object}, from.object_bytes());
+  Count(from.kind(object), n_bytes - from.object_bytes());
+  from.Drop(object);
+  Free(from);
 }
 
 // Each chunk is visited at most once per object freed in it.
@@ -152,13 +164,39 @@ ObjectId BlockPool::Resize(const ObjectId& object, int64_t n_bytes) {
   const ObjectKind kind = from.kind(object);
   const ObjectId moved = state_->Take(kind, n_bytes);
   if (moved.is_null()) return {};
-  state_->device->Copy({moved}, {object}, std::min(n_bytes, from.object_bytes()));
-  state_->device->Forget({object}, from.object_bytes());
-  from.Drop(object);
-  state_->Free(from);
-  state_->Count(kind, difference);
+  state_->Move(object, moved);
   state_->TrimToSlack();
   return moved;
+}
+
+bool BlockPool::ShrinkAll(std::span<const Shrinking> objects) {
+  std::vector<ObjectId> taken;
+  for (const auto& [object, n_bytes] : objects) {
+    KVL_CHECK_GT(n_bytes, 0);
+    const Chunk& from = state_->ChunkOf(*object);
+    KVL_CHECK_EQ(from.n_references(*object), 1u);
+    const int64_t object_bytes = RoundUp(n_bytes, kObjectAlignment);
+    KVL_CHECK_LE(object_bytes, from.object_bytes());
+    const bool stays = object_bytes == from.object_bytes();
+    taken.push_back(stays ? *object : state_->Take(from.kind(*object), object_bytes));
+    if (!taken.back().is_null()) continue;
+    taken.pop_back();
+    for (size_t i = 0; i < taken.size(); ++i) {
+      if (taken[i] == *objects[i].object) continue;
+      Chunk& chunk = state_->ChunkOf(taken[i]);
+      chunk.Drop(taken[i]);
+      state_->Free(chunk);
+    }
+    state_->TrimToSlack();
+    return false;
+  }
+  for (size_t i = 0; i < taken.size(); ++i) {
+    if (taken[i] == *objects[i].object) continue;
+    state_->Move(*objects[i].object, taken[i]);
+    *objects[i].object = taken[i];
+  }
+  state_->TrimToSlack();
+  return true;
 }
 
 ObjectId BlockPool::CopyOf(const ObjectId& object) {

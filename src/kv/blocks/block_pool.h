@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/status.h"
 #include "machine/device.h"
@@ -57,6 +58,13 @@ class BlockPool {
   // budget and the peak count the difference only. Null, and the object unchanged, when there is no
   // room.
   ObjectId Resize(const ObjectId& object, int64_t n_bytes);
+  // Does the same to all of these, none of which grows, or to none: false when the system has no
+  // room for what they become beside what they are. The budget needs none.
+  struct Shrinking {
+    ObjectId* object;
+    int64_t n_bytes;
+  };
+  bool ShrinkAll(std::span<const Shrinking> objects);
   // Returns another object of the same kind, size and contents; null when there is no room.
   ObjectId CopyOf(const ObjectId& object);
   void AddReference(const ObjectId& object);

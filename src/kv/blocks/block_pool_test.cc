@@ -148,6 +148,50 @@ TEST(BlockPool, ResizeKeepsContentsAndCountsTheDifference) {
   EXPECT_EQ(pool.usage().used_bytes, 0);
 }
 
+// Memory of which there is none left at will.
+class FailingDevice : public CpuDevice {
+ public:
+  uint32_t Allocate(int64_t n_bytes) override {
+    return n_left-- > 0 ? CpuDevice::Allocate(n_bytes) : 0;
+  }
+  int n_left = 1 << 30;
+};
+
+TEST(BlockPool, AFullPoolShrinksAllOrNone) {
+  FailingDevice memory;
+  BlockPool pool(int64_t{3} * 256 + 64, &memory);
+  std::vector<ObjectId> objects;
+  for (int i = 0; i < 3; ++i) {
+    objects.push_back(pool.Allocate(ObjectKind::kBlock, 256));
+    Fill(&pool, objects.back(), 10 + i, 256);
+  }
+  objects.push_back(pool.Allocate(ObjectKind::kBlock, 64));
+  Fill(&pool, objects.back(), 13, 64);
+  const std::vector<ObjectId> before = objects;
+  const auto shrink = [&] {
+    const BlockPool::Shrinking all[] = {
+        {&objects[0], 128}, {&objects[1], 192}, {&objects[2], 100}, {&objects[3], 64}};
+    return pool.ShrinkAll(all);
+  };
+  for (const int n_left : {0, 1}) {  // chunks of two sizes are new
+    memory.n_left = n_left;
+    EXPECT_FALSE(shrink());
+    EXPECT_EQ(objects, before);
+    EXPECT_EQ(pool.usage().used_bytes, 3 * 256 + 64);
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(Holds(pool, objects[i], 10 + i, i < 3 ? 256 : 64));
+  }
+  memory.n_left = 2;
+  EXPECT_TRUE(shrink());
+  EXPECT_EQ(pool.usage().used_bytes, 128 + 192 + 128 + 64);
+  EXPECT_EQ(pool.usage().peak_bytes, pool.usage().budget_bytes);
+  EXPECT_TRUE(Holds(pool, objects[0], 10, 128));
+  EXPECT_TRUE(Holds(pool, objects[1], 11, 192));
+  EXPECT_TRUE(Holds(pool, objects[2], 12, 128));
+  EXPECT_EQ(objects[3], before[3]);
+  for (const ObjectId& object : objects) pool.Release(object);
+  EXPECT_EQ(pool.usage().used_bytes, 0);
+}
+
 TEST(BlockPool, ACopyIsAnObjectOfItsOwnUnderTheBudget) {
   HostPool pool(512);
   const ObjectId object = pool.Allocate(ObjectKind::kRunRecord, 256);

@@ -31,6 +31,11 @@ struct SequenceProgress {
   }
 };
 
+// The run as lengths tell of it.
+inline RunExtent ExtentOf(const SealedRun& run) {
+  return {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired, run.entry_class};
+}
+
 // Gives back the records that the run holds.
 void ReleaseRecords(BlockPool* pool, SealedRun* run);
 

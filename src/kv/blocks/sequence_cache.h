@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -111,7 +112,7 @@ class SequenceCache {
   int n_tokens() const { return progress_.n_tokens; }  // positions made writable so far
   // The sum of the sizes of the objects that the sequence holds. Once the run that ends at
   // n_tokens() is sealed, it equals SequenceParts(*layout, {n_tokens(), n_new of the last Extend,
-  // n_prompt}), or MergedParts where entries are merged.
+  // n_prompt, pressed_runs()}), or MergedParts where entries are merged.
   KvBytes bytes() const { return objects_.bytes(progress_); }
 
   // --- Retention (kv/retention). These are called after a step that ended at a prune point, layer
@@ -166,6 +167,22 @@ class SequenceCache {
   // Puts the objects, which hold the runs by now, in the place of the plain blocks, which are given
   // back. With the last layer the runs are done.
   void PlaceRun(int layer_idx, const RunObjects& objects);
+
+  // --- Pressure (CacheLayout::HasPressedRuns, sequence_pressure.cc). Model::PressRun seals a run
+  // again, between steps or once a step was extended for. ---
+
+  // The place of the oldest run that takes less room once it is pressed, which is in no other
+  // sequence; none where there is no such run.
+  std::optional<int> RunToPress() const;
+  // Makes the run a pressed one, whose blocks have room for its pressed codes and nothing else; the
+  // caller writes these. The error is kResourceExhausted when the system has no memory, and then
+  // nothing has changed.
+  Status PressRun(int run_idx);
+  // The places of the runs that were pressed, rising.
+  std::vector<int> pressed_runs() const;
+  int64_t n_pressed() const;  // positions of these
+  // How many bytes these runs would take more had they not been.
+  int64_t bytes_pressed_off() const;
 
  private:
   // Whether a step has failed, or broke off in the middle.

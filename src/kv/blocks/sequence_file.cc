@@ -1,7 +1,6 @@
 #include "kv/blocks/sequence_file.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -69,12 +68,14 @@ struct HeadNumbers {
   friend bool operator==(const HeadNumbers&, const HeadNumbers&) = default;
 };
 
-std::array<BitSplit*, 6> SplitsOf(HeadBits* bits) {
-  return {&bits->middle.k, &bits->middle.v, &bits->most.k,
-          &bits->most.v,   &bits->least.k,  &bits->least.v};
+std::vector<BitSplit*> SplitsOf(HeadBits* bits, bool has_pressed_runs) {
+  std::vector<BitSplit*> splits = {&bits->middle.k, &bits->middle.v, &bits->most.k,
+                                   &bits->most.v,   &bits->least.k,  &bits->least.v};
+  if (has_pressed_runs) splits.insert(splits.end(), {&bits->pressed.k, &bits->pressed.v});
+  return splits;
 }
 
-bool ReadHead(ByteReader* reader, HeadNumbers* head) {
+bool ReadHead(ByteReader* reader, bool has_pressed_runs, HeadNumbers* head) {
   uint32_t rank_k = 0, rank_v = 0, row_type = 0, codes_open_rows = 0;
   for (uint32_t* number : {&rank_k, &rank_v, &row_type, &codes_open_rows}) {
     if (!reader->Read(number)) return false;
@@ -83,7 +84,7 @@ bool ReadHead(ByteReader* reader, HeadNumbers* head) {
   if (codes_open_rows > 1) return false;
   head->shape = {static_cast<int>(rank_k), static_cast<int>(rank_v), kRowTypes[row_type]};
   head->codes_open_rows = codes_open_rows == 1;
-  for (BitSplit* split : SplitsOf(&head->bits)) {
+  for (BitSplit* split : SplitsOf(&head->bits, has_pressed_runs)) {
     for (int& n : split->channels) {
       uint32_t number = 0;
       if (!reader->Read(&number) || number > kMaxDim) return false;
@@ -98,13 +99,13 @@ bool ReadHead(ByteReader* reader, HeadNumbers* head) {
   return true;
 }
 
-void AppendHead(HeadNumbers head, std::string* out) {
+void AppendHead(HeadNumbers head, bool has_pressed_runs, std::string* out) {
   AppendBytes(static_cast<uint32_t>(head.shape.rank_k), out);
   AppendBytes(static_cast<uint32_t>(head.shape.rank_v), out);
   const auto type = std::find(std::begin(kRowTypes), std::end(kRowTypes), head.shape.row_type);
   AppendBytes(static_cast<uint32_t>(type - kRowTypes), out);
   AppendBytes(static_cast<uint32_t>(head.codes_open_rows), out);
-  for (const BitSplit* split : SplitsOf(&head.bits)) {
+  for (const BitSplit* split : SplitsOf(&head.bits, has_pressed_runs)) {
     for (const int n : split->channels) AppendBytes(static_cast<uint32_t>(n), out);
   }
   AppendBytes(static_cast<uint32_t>(head.ranks.k), out);
@@ -173,6 +174,19 @@ bool ReadLengths(ByteReader* reader, SequenceFile* file) {
   return true;
 }
 
+// The places of pressed runs. Whether there are runs there is checked with the bytes of the rows.
+bool ReadPressedRuns(ByteReader* reader, std::vector<int>* places) {
+  uint32_t n_places = 0;
+  if (!reader->Read(&n_places)) return false;
+  for (uint32_t i = 0; i < n_places; ++i) {
+    uint32_t place = 0;
+    if (!reader->Read(&place) || place > kMaxInt) return false;
+    if (i > 0 && static_cast<int>(place) <= places->back()) return false;
+    places->push_back(static_cast<int>(place));
+  }
+  return true;
+}
+
 void AppendWindows(const CacheLayout& layout, std::string* out) {
   if (layout.HasOneWindow()) return;
   for (const int window : layout.windows) AppendBytes(static_cast<uint32_t>(window), out);
@@ -214,12 +228,13 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   CapNewest(layout);
   for (uint64_t i = 0; i < uint64_t{n_layers} * n_kv_heads; ++i) {
     HeadNumbers head;
-    if (!ReadHead(reader, &head) || !AddHead(head, layout)) return false;
+    if (!ReadHead(reader, layout->HasPressedRuns(), &head) || !AddHead(head, layout)) return false;
     const BlockShape& shape = head.shape;
     // Codes share their scales by groups of channels.
     if (layout->seal.has_value() && std::min(shape.rank_k, shape.rank_v) == 0) return false;
     if (layout->ReadsWholeKeys() && shape.rank_k > layout->head_dim) return false;
   }
+  if (layout->HasPressedRuns() && !ReadPressedRuns(reader, &file->pressed_runs)) return false;
   return !layout->MergesEntries() || ReadLengths(reader, file);
 }
 
@@ -237,7 +252,8 @@ void AppendHeads(const CacheLayout& layout, std::string* out) {
   AppendWindows(layout, out);
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
-      AppendHead(NumbersOf(layout, layout.shape(l, g), layout.storage(l, g)), out);
+      AppendHead(NumbersOf(layout, layout.shape(l, g), layout.storage(l, g)),
+                 layout.HasPressedRuns(), out);
     }
   }
 }
@@ -254,6 +270,9 @@ std::string Head(const SequenceIdentity& identity, const SequenceCache& cache,
   AppendBytes(cache.n_prompt(), &rest);
   AppendBytes(cache.n_generated(), &rest);
   AppendHeads(layout, &rest);
+  const std::vector<int> pressed = cache.pressed_runs();
+  if (layout.HasPressedRuns()) AppendBytes(static_cast<uint32_t>(pressed.size()), &rest);
+  for (const int place : pressed) AppendBytes(static_cast<uint32_t>(place), &rest);
   const std::vector<MergedLength> merged = MergedLengths(cache, layout);
   for (const MergedLength& length : merged) {
     AppendBytes(static_cast<uint32_t>(length.n_entries), &rest);
@@ -265,7 +284,7 @@ std::string Head(const SequenceIdentity& identity, const SequenceCache& cache,
   rest += state;
   std::string head(kMagic);
   AppendBytes(kVersion, &head);
-  const int64_t row_bytes = RowBytes(layout, {cache.n_tokens(), cache.n_prompt(), merged},
+  const int64_t row_bytes = RowBytes(layout, {cache.n_tokens(), cache.n_prompt(), merged, pressed},
                                      std::numeric_limits<int64_t>::max());
   *n_bytes =
       static_cast<int64_t>(head.size() + sizeof(uint64_t) + rest.size()) + row_bytes + kCrcBytes;
@@ -328,6 +347,18 @@ void SetMergedOfLayer(const SequenceFile& file, int layer_idx, SequenceCache* ca
   }
 }
 
+// Of the runs that are there by now, makes those smaller that were pressed, so that no more room is
+// needed than was.
+Status PressNewRuns(const SequenceFile& file, SequenceCache* cache) {
+  if (file.pressed_runs.empty()) return OkStatus();
+  const int n_runs = static_cast<int>(cache->head(0, 0).runs().size());
+  for (const int r : file.pressed_runs) {
+    if (r >= n_runs || cache->head(0, 0).runs()[r].entry_class == EntryClass::kPressed) continue;
+    KVL_RETURN_IF_ERROR(cache->PressRun(r));
+  }
+  return OkStatus();
+}
+
 // In steps, so that a window is never exceeded by more than a block, and the last of one position:
 // then the blocks of the file are the ones that are held. Runs get their objects.
 Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
@@ -348,6 +379,7 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
       KVL_ASSIGN_OR_RETURN(const RunObjects objects, cache->TakeRunObjects(l));
       cache->PlaceRun(l, objects);
     }
+    KVL_RETURN_IF_ERROR(PressNewRuns(file, cache));
   }
   if (MergedLengths(*cache, file.layout) == file.merged) return OkStatus();
   return Error(StatusCode::kDataLoss,
@@ -398,7 +430,7 @@ StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::
     return Error(StatusCode::kDataLoss, "{}: damaged: its header is not one of a sequence", name);
   }
   const int64_t n_left = std::ssize(reader.rest()) - kCrcBytes;
-  const SavedLengths lengths = {file.n_tokens, file.n_prompt, file.merged};
+  const SavedLengths lengths = {file.n_tokens, file.n_prompt, file.merged, file.pressed_runs};
   if (n_left < 0 || RowBytes(file.layout, lengths, n_left) != n_left) {
     return Error(StatusCode::kDataLoss, "{}: damaged: {} bytes of rows do not hold {} positions",
                  name, n_left, file.n_tokens);

@@ -11,8 +11,11 @@
 //                   if the window is 0xFFFFFFFF: the window of every layer, 4 bytes each
 //                   of every KV head, 4 bytes each: rank_k, rank_v, row type (0 F32, 1 F16,
 //                   2 BF16), whether its open blocks are coded, the channels of K and of V that
-//                   have 8, 5, 4, 3, 2 and 1 bits, the numbers of a sealed row of K and of V (0
-//                   where the format does not rotate them)
+//                   have 8, 5, 4, 3, 2 and 1 bits (of each class of entries, and of pressed runs if
+//                   the spec has such), the numbers of a sealed row of K and of V (0 where the
+//                   format does not rotate them)
+//                   if the spec has pressed runs, 4 bytes each: how many there are, and their
+//                   places among the runs, rising
 //                   if entries are merged, of every KV head, 4 bytes each: its entries and, if the
 //                   model decides what merges and they are sealed, its blocks that were sealed with
 //                   the prompt and all its sealed blocks
@@ -53,6 +56,7 @@ struct SequenceFile {
   int64_t n_prompt = 0;
   int64_t n_generated = 0;
   std::vector<MergedLength> merged;  // [n_layers * n_kv_heads] where entries are, else empty
+  std::vector<int> pressed_runs;     // SequenceCache::pressed_runs
   std::string_view state;            // the caller's
   std::span<const std::byte> rows;   // sinks and blocks
 };

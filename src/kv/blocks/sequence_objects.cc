@@ -87,10 +87,7 @@ KvBytes SequenceObjects::bytes(const SequenceProgress& progress) const {
     const int l = static_cast<int>(i) / layout_->n_kv_heads;
     const int g = static_cast<int>(i) % layout_->n_kv_heads;
     runs.clear();
-    for (const SealedRun& run : head.runs) {
-      runs.push_back(
-          {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired, run.entry_class});
-    }
+    for (const SealedRun& run : head.runs) runs.push_back(ExtentOf(run));
     const HeadContents contents = {.plain = progress.ShapeOf(*layout_, i),
                                    .n_blocks = head.n_blocks(),
                                    .n_gone = BlocksOutOfWindow(*layout_, l, progress.released_at),

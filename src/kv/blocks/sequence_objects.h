@@ -101,6 +101,13 @@ class SequenceObjects {
   // Puts the objects in the place of the plain blocks, which are given back.
   void PlaceRuns(const SequenceProgress& progress, int layer_idx, const RunObjects& objects);
 
+  // How many bytes pressing this run of every head gives back: 0 where it is pressed already, or
+  // others hold blocks of it too.
+  int64_t BytesPressedOff(int run_idx) const;
+  // Makes this run of every head a pressed one and shrinks its blocks. False, and nothing changes,
+  // when the system has no memory.
+  bool PressRun(int run_idx);
+
  private:
   HeadTable& Head(int layer_idx, int kv_head_idx) {
     return heads_[static_cast<size_t>(layer_idx) * layout_->n_kv_heads + kv_head_idx];
@@ -112,6 +119,7 @@ class SequenceObjects {
                        std::vector<ObjectId>* objects);
   bool GrowTables(const SequenceProgress& progress, int64_t n_tokens,
                   const std::vector<RunExtent>& runs);
+  bool IsShared(const HeadTable& head, const SealedRun& run) const;
   void PlaceRunOfHead(const RunExtent& run, int kv_head_idx, const RunObjects& objects,
                       HeadTable* head);
 

@@ -29,10 +29,7 @@ class SavedContents {
   HeadContents Of(int layer_idx, int kv_head_idx) {
     const CacheHead head = cache_.head(layer_idx, kv_head_idx);
     runs_.clear();
-    for (const SealedRun& run : head.runs()) {
-      runs_.push_back(
-          {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired, run.entry_class});
-    }
+    for (const SealedRun& run : head.runs()) runs_.push_back(ExtentOf(run));
     return {.plain = head.shape(),
             .n_blocks = std::ssize(head.blocks()),
             .n_gone = BlocksOutOfWindow(layout_, layer_idx, cache_.n_tokens() - 1),
@@ -308,11 +305,15 @@ std::vector<MergedLength> MergedLengths(const SequenceCache& cache, const CacheL
 }
 
 int64_t RowBytes(const CacheLayout& layout, const SavedLengths& lengths, int64_t n_max) {
-  const auto [n_tokens, n_prompt, merged] = lengths;
+  const auto [n_tokens, n_prompt, merged, pressed] = lengths;
   if (n_tokens == 0) return 0;
   // Runs are listed one by one: not more of them than the file has bytes.
   if (layout.seal.has_value() && n_tokens / kBlockSize > n_max) return -1;
-  SequenceContents contents(layout, {.n_tokens = n_tokens, .n_prompt = n_prompt}, merged);
+  if (!pressed.empty() && pressed.back() >= std::ssize(RunsOf(layout, n_tokens, n_prompt))) {
+    return -1;
+  }
+  SequenceContents contents(
+      layout, {.n_tokens = n_tokens, .n_prompt = n_prompt, .pressed_runs = pressed}, merged);
   int64_t n_bytes = 0;
   HeadInRun head;
   for (int i = 0; n_bytes <= n_max && i < std::ssize(layout.shapes); ++i) {

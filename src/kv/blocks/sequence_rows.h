@@ -18,6 +18,7 @@ struct SavedLengths {
   int n_tokens = 0;
   int64_t n_prompt = 0;
   std::span<const MergedLength> merged;  // [n_layers * n_kv_heads] where entries are, else empty
+  std::span<const int> pressed_runs;     // SequenceLength::pressed_runs
 };
 
 // The lengths of every head where entries are merged. Empty elsewhere.

@@ -186,4 +186,44 @@ void SequenceObjects::PlaceRuns(const SequenceProgress& progress, int layer_idx,
   }
 }
 
+bool SequenceObjects::IsShared(const HeadTable& head, const SealedRun& run) const {
+  for (int b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
+    if (!head.blocks[b].is_null() && pool_->IsShared(head.blocks[b])) return true;
+  }
+  return false;
+}
+
+int64_t SequenceObjects::BytesPressedOff(int run_idx) const {
+  int64_t n_bytes = 0;
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    const SealedRun& run = heads_[i].runs[run_idx];
+    if (run.entry_class == EntryClass::kPressed || IsShared(heads_[i], run)) return 0;
+    const int layer_idx = static_cast<int>(i) / layout_->n_kv_heads;
+    const HeadInRun head =
+        HeadInRunOf(*layout_, layer_idx, static_cast<int>(i) % layout_->n_kv_heads);
+    const auto blocks = std::span(heads_[i].blocks).subspan(run.first_block, run.n_blocks);
+    n_bytes += std::ranges::count_if(blocks, [](const ObjectId& b) { return !b.is_null(); }) *
+               kvlathe::BytesPressedOff(*layout_, head, ExtentOf(run));
+  }
+  return n_bytes;
+}
+
+bool SequenceObjects::PressRun(int run_idx) {
+  std::vector<BlockPool::Shrinking> blocks;
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    RunExtent run = ExtentOf(heads_[i].runs[run_idx]);
+    run.entry_class = EntryClass::kPressed;
+    const int layer_idx = static_cast<int>(i) / layout_->n_kv_heads;
+    const PackedShape shape =
+        PackedShapeOf(*layout_, layer_idx, static_cast<int>(i) % layout_->n_kv_heads, run);
+    for (int64_t b = run.first_block; b < run.first_block + run.n_blocks; ++b) {
+      ObjectId& block = heads_[i].blocks[b];  // null: it fell out of the window
+      if (!block.is_null()) blocks.push_back({&block, PackedBlockObjectBytes(shape)});
+    }
+  }
+  if (!pool_->ShrinkAll(blocks)) return false;
+  for (HeadTable& head : heads_) head.runs[run_idx].entry_class = EntryClass::kPressed;
+  return true;
+}
+
 }  // namespace kvlathe

@@ -34,7 +34,8 @@ std::optional<SealPlan> BeginPlan(const Spec& spec, const SealBySplitBits& seali
   const LatheOptions& lathe = *sealing.lathe;
   return SealPlan{.format = {.codec = SplitBitsCodec{.unit = lathe.unit,
                                                      .codes_open_rows = CodesOpenRows(spec, lathe),
-                                                     .has_classes = lathe.has_classes}}};
+                                                     .has_classes = lathe.has_classes}},
+                  .has_pressed_runs = lathe.under_pressure > 0};
 }
 std::optional<SealPlan> BeginPlan(const Spec& /*spec*/, const SealByOwnBasis& sealing) {
   return SealPlan{.format = {.codec = RotatedCodec{.kept_share = sealing.kept_share,

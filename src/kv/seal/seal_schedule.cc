@@ -132,6 +132,10 @@ std::vector<RunExtent> RunsByClass(const RunExtent& run) {
   return runs;
 }
 
+void MarkPressed(std::span<const int> places, std::vector<RunExtent>* runs) {
+  for (const int place : places) (*runs)[place].entry_class = EntryClass::kPressed;
+}
+
 bool StartsAfreshAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
   return layout.seal.has_value() && n_tokens > n_prompt &&
          LastFreshStart(layout, n_tokens, n_prompt) == n_tokens;
@@ -250,6 +254,13 @@ PackedShape PackedShapeOf(const CacheLayout& layout, const HeadInRun& head, cons
 
 int64_t PackedBlockObjectBytes(const PackedShape& shape) {
   return RoundUp(PackedBlockBytes(shape), kObjectAlignment);
+}
+
+int64_t BytesPressedOff(const CacheLayout& layout, const HeadInRun& head, const RunExtent& run) {
+  RunExtent pressed = run;
+  pressed.entry_class = EntryClass::kPressed;
+  return PackedBlockObjectBytes(PackedShapeOf(layout, head, run)) -
+         PackedBlockObjectBytes(PackedShapeOf(layout, head, pressed));
 }
 
 int64_t RunRecordObjectBytes(const PackedShape& shape) {

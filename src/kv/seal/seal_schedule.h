@@ -15,6 +15,10 @@
 // the quarter whose entries got the least (EntryClass). Each class is a run with bits of its own,
 // and its entries keep the order of their positions. What is sealed later is of the middle class.
 //
+// Pressure. With SealPlan::has_pressed_runs a run may be decoded and sealed again in fewer bits,
+// when memory is short. No length says which runs were: the cache does
+// (SequenceCache::pressed_runs).
+//
 // Where the model decides what merges (CacheLayout::HasRunsOfHeads), heads differ in length. Each
 // head then seals the full blocks of its closed entries where the prompt ends, as one run, and
 // after that, every `buffer` positions, the oldest `buffer` of its closed entries if it has that
@@ -43,6 +47,9 @@ struct RunExtent {
 
 // The runs of the classes, in the order of their blocks; the run itself where it is one already.
 std::vector<RunExtent> RunsByClass(const RunExtent& run);
+
+// Makes the runs at these places of a sequence's own pressed ones.
+void MarkPressed(std::span<const int> places, std::vector<RunExtent>* runs);
 
 // Whether entries are dropped at n_tokens, which lies behind the prompt; runs begin afresh there.
 bool StartsAfreshAt(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt);
@@ -95,6 +102,8 @@ PackedShape PackedShapeOf(const CacheLayout& layout, const HeadInRun& head, cons
 // Bytes of the objects of a run: of one block of a head, of the head's record, of the layer's
 // record. They are 0 where there is no such object.
 int64_t PackedBlockObjectBytes(const PackedShape& shape);
+// How many bytes fewer a block of the run takes once the run is pressed; 0 where it is.
+int64_t BytesPressedOff(const CacheLayout& layout, const HeadInRun& head, const RunExtent& run);
 int64_t RunRecordObjectBytes(const PackedShape& shape);
 int64_t LayerRecordObjectBytes(const PackedShape& shape);
 // Bytes of the list of runs of one head.

@@ -85,6 +85,27 @@ Status CheckClasses(const Spec& spec) {
   return OkStatus();
 }
 
+// Runs that are sealed again have fewer bits than before, and nothing besides.
+Status CheckPressure(const Spec& spec) {
+  const auto& lathe = *spec.basis_as<LatheOptions>();
+  if (lathe.under_pressure == 0) return OkStatus();
+  if (!FactsOf(spec.sealing()).splits_bits) {
+    return Error(kRefused,
+                 "--kv '{}': under_pressure={} seals again what has bits of its own by ratio, and "
+                 "nothing has here; leave out bits=16 and the quantizer, or under_pressure",
+                 spec.text(), lathe.under_pressure);
+  }
+  std::string_view other;
+  if (lathe.has_classes) other = "classes=3";
+  if (spec.lowrank() != nullptr) other = "lowrank";
+  if (spec.retention() != nullptr) other = spec.NameOf(Axis::kRetention);
+  if (other.empty()) return OkStatus();
+  return Error(kRefused,
+               "--kv '{}': under_pressure={} seals whole runs again in fewer bits and nothing "
+               "besides, and {} makes something else of them; leave one of the two out",
+               spec.text(), lathe.under_pressure, other);
+}
+
 // What queries add for the mean that keys have lost is known by position, not by entry.
 Status CheckKeysByPosition(const Spec& spec) {
   const auto& lathe = *spec.basis_as<LatheOptions>();
@@ -154,6 +175,7 @@ Status CheckSvdOnline(const Spec& spec) { return CheckGoesAlone(spec, "svd-onlin
 
 Status CheckLathe(const Spec& spec) {
   KVL_RETURN_IF_ERROR(CheckKeysByPosition(spec));
+  KVL_RETURN_IF_ERROR(CheckPressure(spec));
   KVL_RETURN_IF_ERROR(CheckLatents(spec));
   KVL_RETURN_IF_ERROR(CheckJoinedHeads(spec));
   KVL_RETURN_IF_ERROR(CheckClasses(spec));

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/spec.h"
 
 namespace kvlathe {
@@ -107,8 +108,20 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
     EXPECT_TRUE(FactsOf(Spec::Parse(text)->sealing()).has_classes);
   }
+  for (const char* text : {"lathe(ratio=4,under_pressure=8)", "lathe(ratio=1,under_pressure=1.5)",
+                           "lathe(ratio=4,keys=before,under_pressure=8)",
+                           "lathe(ratio=4,keys=block,heads=joint,under_pressure=8)"}) {
+    EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
+    EXPECT_TRUE(SealPlanOf(*Spec::Parse(text))->has_pressed_runs);
+  }
+  EXPECT_FALSE(SealPlanOf(*Spec::Parse("lathe(ratio=4)"))->has_pressed_runs);
   for (const auto& [text, cause] :
-       {std::pair("lathe(rate=0.5,classes=3)", "give ratio"),
+       {std::pair("lathe(ratio=4,bits=16,under_pressure=8)", "leave out bits=16"),
+        std::pair("lathe(ratio=4,under_pressure=8)+kivi", "the quantizer"),
+        std::pair("lathe(ratio=4,under_pressure=8,classes=3)", "classes=3 makes something else"),
+        std::pair("lathe(ratio=4,under_pressure=8)+lowrank", "lowrank makes something else"),
+        std::pair("lathe(ratio=4,under_pressure=8)+window", "window makes something else"),
+        std::pair("lathe(rate=0.5,classes=3)", "give ratio"),
         std::pair("lathe(ratio=8,classes=3)+kivi", "give ratio"),
         std::pair("lathe(ratio=8,classes=3)+h2o", "h2o drops or merges"),
         std::pair("lathe(ratio=8,classes=3,heads=own)+pool", "pool drops or merges"),

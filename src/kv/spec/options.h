@@ -91,8 +91,11 @@ struct LatheOptions {
   StoredUnit unit = StoredUnit::kToken;
   OpenRows open = OpenRows::kAuto;
   bool has_classes = false;  // entries of a prompt have bits by what attends to them
-  int context = 0;           // positions at which a ratio counts bytes; 0: the model's context
-  RunOptions runs;           // used where bits are split
+  // The ratio whose bits runs get when they are sealed again because memory is short; 0: they are
+  // not.
+  double under_pressure = 0;
+  int context = 0;  // positions at which a ratio counts bytes; 0: the model's context
+  RunOptions runs;  // used where bits are split
   friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
 };
 using BasisStage = std::variant<ZackOptions, FdcOptions, PaluOptions, EigenOptions,

@@ -87,6 +87,7 @@ StageOptions ReadLathe(const KeyValues& values) {
                      .is_resident = values.Has("resident"),
                      .is_centred = values.Is("centre", "on"),
                      .has_classes = values.Integer("classes") > 1,
+                     .under_pressure = values.Number("under_pressure"),
                      .context = values.Integer("context"),
                      .runs = ReadRuns(values)};
   if (values.Is("keys", "before")) lathe.keys = LatheOptions::KeyRows::kBeforeRope;

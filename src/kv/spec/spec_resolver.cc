@@ -48,6 +48,7 @@ class SpecResolver {
     ExpandPresets();
     KVL_RETURN_IF_ERROR(CheckAxes());
     KVL_RETURN_IF_ERROR(CheckBits());
+    KVL_RETURN_IF_ERROR(CheckPressure());
     KVL_RETURN_IF_ERROR(CheckAlternatives());
     KVL_RETURN_IF_ERROR(CheckOneAccuracy());
     KVL_RETURN_IF_ERROR(ShareSink());
@@ -73,6 +74,7 @@ class SpecResolver {
   Status CheckGroups() const;
   Status CheckBudgets() const;
   Status CheckBits() const;
+  Status CheckPressure() const;
 
   std::string_view text_;
   std::vector<GivenStage> given_;
@@ -260,6 +262,25 @@ Status SpecResolver::CheckBits() const {
       return ErrorAt(other.offset, "{}(bits=mixed) and {} both choose bits; leave one out",
                      stage.info->name, other.info->name);
     }
+  }
+  return OkStatus();
+}
+
+// The step under pressure is one from a ratio to a higher one.
+Status SpecResolver::CheckPressure() const {
+  for (const GivenStage& stage : given_) {
+    const GivenKey* const pressure = stage.Find("under_pressure");
+    if (pressure == nullptr) continue;
+    const GivenKey* const ratio = stage.Find("ratio");
+    if (ratio == nullptr) {
+      return ErrorAt(pressure->offset,
+                     "under_pressure is the ratio of what is sealed again, and nothing says the "
+                     "first; give ratio");
+    }
+    if (pressure->value.number > ratio->value.number) continue;
+    return ErrorAt(pressure->offset,
+                   "under_pressure={} makes nothing smaller than ratio={} does; give more than {}",
+                   ValueText(pressure->value), ValueText(ratio->value), ValueText(ratio->value));
   }
   return OkStatus();
 }

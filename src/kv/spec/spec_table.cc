@@ -85,6 +85,14 @@ constexpr KeyInfo kLatheClasses = {
         "queries attend to most gets more bits, the quarter with the least fewer; 1: all alike",
     .default_text = "1",
     .choices = "1|3"};
+constexpr KeyInfo kLathePressure = {
+    .name = "under_pressure",
+    .doc =
+        "with mixed bits: a ratio above `ratio`, whose bits the oldest runs are sealed again in "
+        "before a request that runs is preempted for memory",
+    .min = 1,
+    .max = 1000,
+    .excludes_min = true};
 constexpr KeyInfo kLatheNewest = WithDefault(kNewest, "auto");
 constexpr KeyInfo kLatheContext = {
     .name = "context",
@@ -95,9 +103,10 @@ constexpr KeyInfo kLatheContext = {
     .max = 1 << 30,
     .multiple_of = 1};
 constexpr const KeyInfo* kLatheKeys[] = {
-    &kRate,         &kRatio,        &kAccuracy,   &kRanks,     &kRound,       &kResident,
-    &kCentre,       &kLatheKeyRows, &kLatheHeads, &kLatheBits, &kLatheScales, &kLatheOpen,
-    &kLatheClasses, &kLatheContext, &kRun,        &kBuffer,    &kLatheNewest, &kSink};
+    &kRate,        &kRatio,     &kAccuracy,     &kRanks,         &kRound,
+    &kResident,    &kCentre,    &kLatheKeyRows, &kLatheHeads,    &kLatheBits,
+    &kLatheScales, &kLatheOpen, &kLatheClasses, &kLathePressure, &kLatheContext,
+    &kRun,         &kBuffer,    &kLatheNewest,  &kSink};
 
 constexpr KeyInfo kPaluGroup = {
     .name = "group",

@@ -336,6 +336,24 @@ TEST(Spec, ABasisMaySplitBitsInPlaceOfAQuantizer) {
   EXPECT_TRUE(Spec::Parse("lathe(accuracy=0.9,bits=mixed)+lowrank").ok());
 }
 
+TEST(Spec, TheStepUnderPressureIsOneToAHigherRatio) {
+  const auto spec = Spec::Parse("lathe(under_pressure=8.50,ratio=4)");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->basis_as<LatheOptions>()->under_pressure, 8.5);
+  EXPECT_THAT(spec->ToString(), HasSubstr(",under_pressure=8.5,run=512,"));
+  EXPECT_EQ(Spec::Parse("lathe(ratio=4)")->ToString().find("pressure"), std::string::npos);
+  EXPECT_THAT(ErrorOf("lathe(ratio=4,under_pressure=4)"),
+              HasSubstr("position 15: under_pressure=4 makes nothing smaller than ratio=4 does; "
+                        "give more than 4"));
+  EXPECT_THAT(ErrorOf("lathe(under_pressure=2,ratio=4)"), HasSubstr("position 7: under_pressure"));
+  EXPECT_THAT(ErrorOf("lathe(ratio=4,under_pressure=1)"), HasSubstr("1 < x <= 1000"));
+  for (const char* text : {"lathe(under_pressure=8)", "lathe(rate=0.5,under_pressure=8)",
+                           "lathe(accuracy=0.9,under_pressure=8)"}) {
+    EXPECT_THAT(ErrorOf(text), HasSubstr("give ratio")) << text;
+  }
+  EXPECT_THAT(ErrorOf("fdc(ratio=4,under_pressure=8)"), HasSubstr("under_pressure"));
+}
+
 TEST(SpecTable, EveryDefaultIsAllowedAndEveryStageIsDocumented) {
   for (const StageInfo& stage : AllStages()) {
     EXPECT_FALSE(stage.doc.empty() || stage.paper.empty()) << stage.name;

@@ -59,6 +59,7 @@ class PlanRecorder : public Backend {
     seals.assign(batch.runs.begin(), batch.runs.end());
   }
   void SealRotated(const RotatedBatch&) override {}
+  void Open(std::span<const OpenedRun>) override {}
   void MeasureReencodings(std::span<const ReencodedRun>) override {}
 
   static constexpr float kDecision = 0.5f;  // what every channel holds

@@ -33,6 +33,7 @@ struct RequestEnded {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt, that need not be computed
   int64_t output_tokens = 0;
+  int64_t pressed_tokens = 0;      // positions of its caches that were compressed further
   std::string finish_reason;       // of the first choice: stop, length, tool_calls, abort or error
   double first_token_seconds = 0;  // since Handle was called; 0: there was no token
   double seconds = 0;              // since Handle was called

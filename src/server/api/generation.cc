@@ -133,7 +133,8 @@ void Generation::OnFinish(int choice_idx, const RequestOutcome& outcome) {
   ChoiceEvent event;
   event.choice_idx = choice_idx;
   event.text = choice.stream.Finish();
-  event.end = ChoiceEnd{outcome.finish_reason, choice.n_tokens, outcome.n_prefix_tokens};
+  event.end = ChoiceEnd{outcome.finish_reason, choice.n_tokens, outcome.n_prefix_tokens,
+                        outcome.n_pressed_tokens};
   // A dropped token may be the end of the sequence; the answer ended before it.
   if (choice.drops_tokens) event.end->reason = FinishReason::kLength;
   Queue(std::move(event), outcome.status);

@@ -33,6 +33,7 @@ struct ChoiceEnd {
   FinishReason reason = FinishReason::kNone;  // kStop or kLength
   int64_t n_tokens = 0;                       // of the answer
   int64_t n_stored = 0;                       // of the prompt, that were not computed
+  int64_t n_pressed = 0;                      // RequestOutcome::n_pressed_tokens
 };
 
 // What comes of one choice: a token, or its end.

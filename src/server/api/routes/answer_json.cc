@@ -8,14 +8,18 @@ namespace kvlathe::api {
 void CountChoice(const ChoiceEnd& end, bool is_first_of_prompt, Usage* usage, Exchange* exchange) {
   usage->output_tokens += end.n_tokens;
   if (is_first_of_prompt) usage->cached_tokens += end.n_stored;
+  usage->pressed_tokens += end.n_pressed;
   exchange->record().cached_tokens = usage->cached_tokens;
+  exchange->record().pressed_tokens = usage->pressed_tokens;
 }
 
 Json UsageJson(const Usage& usage) {
-  return {{"prompt_tokens", usage.prompt_tokens},
-          {"completion_tokens", usage.output_tokens},
-          {"total_tokens", usage.prompt_tokens + usage.output_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+  Json json = {{"prompt_tokens", usage.prompt_tokens},
+               {"completion_tokens", usage.output_tokens},
+               {"total_tokens", usage.prompt_tokens + usage.output_tokens},
+               {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+  if (usage.pressed_tokens > 0) json["pressed_tokens"] = usage.pressed_tokens;
+  return json;
 }
 
 std::string_view FinishReasonName(FinishReason reason) {
@@ -38,6 +42,7 @@ ChoicePlan PlanChoice(const ServiceState& state, const GenerationOptions& option
   request.sampling.seed += static_cast<uint64_t>(seed_offset);
   request.level = options.level_idx;
   request.rate = options.rate;
+  request.refuses_pressure = options.refuses_pressure;
   if (!options.ignores_end) {
     request.stop_ids = state.context().end_ids;
     request.stop_ids.insert(request.stop_ids.end(), more_end_ids.begin(), more_end_ids.end());

@@ -15,13 +15,15 @@ struct Usage {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt
   int64_t output_tokens = 0;
+  int64_t pressed_tokens = 0;  // positions of caches that were compressed further
 };
 
 // Counts a choice that has ended, in the record of the exchange too. A prompt counts once, with its
 // first choice: the others begin behind what that one has read.
 void CountChoice(const ChoiceEnd& end, bool is_first_of_prompt, Usage* usage, Exchange* exchange);
 
-// {"prompt_tokens","completion_tokens","total_tokens","prompt_tokens_details":{"cached_tokens"}}
+// {"prompt_tokens","completion_tokens","total_tokens","prompt_tokens_details":{"cached_tokens"}},
+// and "pressed_tokens" where there are some.
 Json UsageJson(const Usage& usage);
 
 // "stop" or "length".

@@ -365,6 +365,7 @@ TEST_F(CompletionsTest, NamesTheFieldThatIsWrong) {
       {"logit_bias", {{"-0", 2}}},
       {"stream_options", {{"include_usage", true}}},
       {"rate", 1.5},
+      {"under_pressure", "no"},
       {"logit_bias", {{"1", 101}}},
       {"logit_bias", Json::array()},
       {"seed", 1.5},

@@ -128,6 +128,7 @@ GenerationOptions ReadGenerationOptions(const ServiceState& state, RequestFields
   ReadStops(state.limits(), fields, &options);
   ReadStreaming(fields, &options);
   options.rate = fields->Number("rate", 0, 1);
+  options.refuses_pressure = !fields->Bool("under_pressure").value_or(true);
   // What OpenAI's API has for its own accounts and stores.
   for (const char* name :
        {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}) {

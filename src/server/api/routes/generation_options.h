@@ -21,16 +21,17 @@ struct GenerationOptions {
   int min_tokens = 0;        // before which the sequence does not end
   int n_choices = 1;
   bool is_stream = false;
-  bool streams_usage = false;  // stream_options.include_usage
-  std::optional<double> rate;  // of a level that has rates
+  bool streams_usage = false;     // stream_options.include_usage
+  std::optional<double> rate;     // of a level that has rates
+  bool refuses_pressure = false;  // its cache keeps its bits when memory is short
   // Fields of the request that this server does not know.
   std::vector<std::string> unknown_fields;
 };
 
 // Reads model, kv, temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty,
-// frequency_penalty, logit_bias, seed, stop, ignore_eos, min_tokens, n, rate, stream and
-// stream_options. Without a seed the request gets one by chance. What is wrong is the status of
-// `fields`.
+// frequency_penalty, logit_bias, seed, stop, ignore_eos, min_tokens, n, rate,
+// under_pressure, stream and stream_options. Without a seed the request gets one by chance. What is
+// wrong is the status of `fields`.
 GenerationOptions ReadGenerationOptions(const ServiceState& state, RequestFields* fields);
 
 }  // namespace kvlathe::api

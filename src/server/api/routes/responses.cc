@@ -129,6 +129,7 @@ Json ResponsesWriter::Response(const char* status, Json output, const ApiError* 
                    {"output_tokens", usage_.output_tokens},
                    {"output_tokens_details", {{"reasoning_tokens", 0}}},
                    {"total_tokens", usage_.prompt_tokens + usage_.output_tokens}};
+  if (usage_.pressed_tokens > 0) json["usage"]["pressed_tokens"] = usage_.pressed_tokens;
   return json;
 }
 
