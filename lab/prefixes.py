@@ -97,9 +97,7 @@ class Served:
         if self.server is None:
             port = free_port()
             server = Server([*self.command, "--port", str(port)], port, self.log, self.patience)
-            self.server = server.__enter__()
-            # The weights are in memory then, as they are once a server has answered anything.
-            ask(port, [{"role": "user", "content": "Hello"}], 1)
+            self.server = server.__enter__()  # which computes a token to say that it is there
         return ask(self.server.port, messages, max_tokens)
 
 

@@ -11,6 +11,9 @@ namespace {
 
 // Files beyond these are as if they were not there; the least recently used first.
 constexpr size_t kMostFiles = 4096;
+// Fewer are computed faster, and to read so many costs as much as to compute one.
+constexpr int kLeastTokensToRead = 16;
+constexpr int kTokensReadForOne = 32;
 // A file goes when a newer one gives so much of it: of a conversation stays its last turn.
 constexpr double kShareToReplace = 7.0 / 8;
 // What nobody came for after this time is dropped.
@@ -82,7 +85,8 @@ const std::string& PrefixArchive::TenantOf(const std::string& salt) {
   return tenant;
 }
 
-PrefixArchive::Found PrefixArchive::Find(const PrefixQuestion& question, int64_t max_bytes) {
+PrefixArchive::Found PrefixArchive::Find(const PrefixQuestion& question, int64_t max_bytes,
+                                         int n_known) {
   const std::string& place = PlaceOf(*question.key);
   const std::string& tenant = TenantOf(question.key->salt);
   Found best;
@@ -92,11 +96,13 @@ PrefixArchive::Found PrefixArchive::Find(const PrefixQuestion& question, int64_t
     if (facts.place != place || facts.tenant != tenant || entry.n_bytes > max_bytes) continue;
     const int n_equal = CommonTokens(question.sharable(), facts.tokens);
     best.n_common = std::max(best.n_common, n_equal);
-    if (n_equal <= best.offer.n_tokens) continue;
+    const auto n_read = static_cast<int>(facts.tokens.size());
+    const int n_least = n_known + std::max(kLeastTokensToRead, n_read / kTokensReadForOne);
+    if (n_equal < n_least || n_equal <= best.offer.n_tokens) continue;
     const PrefixOffer offer = OfferOf(question, n_equal, facts.n_prompt, [&](int64_t n_prompt) {
       return MostShareableOf(facts, *question.key->layout, n_equal, n_prompt);
     });
-    if (offer.n_tokens <= best.offer.n_tokens) continue;
+    if (offer.n_tokens < n_least || offer.n_tokens <= best.offer.n_tokens) continue;
     best.name = name;
     best.offer = offer;
   }

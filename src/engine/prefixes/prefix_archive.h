@@ -70,8 +70,9 @@ class PrefixArchive {
     // cache behind them.
     int n_common = 0;
   };
-  // The file that gives the most to the question, of those up to max_bytes.
-  Found Find(const PrefixQuestion& question, int64_t max_bytes);
+  // The file that gives the most to the question, of those up to max_bytes that give so many tokens
+  // more than n_known that reading them is worth it.
+  Found Find(const PrefixQuestion& question, int64_t max_bytes, int n_known);
 
   enum class ReadState { kUnderWay, kRead, kFailed };
   // Has the file read, or takes what was read: a saved sequence, which nobody has checked, and the

@@ -281,6 +281,15 @@ TEST_P(ArchivedEngineTest, AnotherQuestionAfterADocumentBeginsBehindIt) {
   EXPECT_EQ(outcome.tokens, Alone(other));
 }
 
+TEST_P(ArchivedEngineTest, ALongFileIsNotReadForFewTokens) {
+  const std::vector<int32_t> document = RandomPrompt(700, 1);
+  Run(Start().get(), MakeRequest(document));
+  const auto server = Start();
+  const std::vector<int32_t> begin(document.begin(), document.begin() + 20);
+  EXPECT_EQ(Run(server.get(), MakeRequest(Joined(begin, RandomPrompt(30, 2)))).n_prefix_tokens, 0);
+  EXPECT_EQ(server->archive->stats().n_read, 0);
+}
+
 TEST_P(ArchivedEngineTest, OthersFindNothingAndTheirKeysAreNotInTheFiles) {
   const std::string key = "sk-a-key-of-somebody";
   const std::vector<int32_t> prompt = RandomPrompt(300, 1);

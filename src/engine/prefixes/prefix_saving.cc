@@ -36,10 +36,8 @@ bool PrefixStore::IsHeld(const PrefixArchive::Draft& draft, When when) const {
 bool PrefixStore::Fetches(const Question& question) {
   if (archive_ == nullptr || question.key->identity == nullptr) return false;
   for (;;) {
-    const PrefixArchive::Found found = archive_->Find(question, max_bytes_);
-    if (found.name.empty() || found.offer.n_tokens < CountFound(question) + kLeastTokens) {
-      return false;
-    }
+    const PrefixArchive::Found found = archive_->Find(question, max_bytes_, CountFound(question));
+    if (found.name.empty()) return false;
     std::string sequence;
     std::vector<int32_t> tokens;
     switch (archive_->Read(found.name, &sequence, &tokens)) {

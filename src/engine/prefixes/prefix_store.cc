@@ -43,7 +43,8 @@ PrefixStore::Found PrefixStore::Find(const Question& question) {
   Found found;
   const auto [entry, offer] = FindBest(question, &found.n_common);
   if (archive_ != nullptr && question.key->identity != nullptr) {
-    found.n_common = std::max(found.n_common, archive_->Find(question, max_bytes_).n_common);
+    found.n_common =
+        std::max(found.n_common, archive_->Find(question, max_bytes_, offer.n_tokens).n_common);
   }
   if (offer.n_tokens < kLeastTokens) return found;
   entries_.splice(entries_.begin(), entries_, entry);  // so it is evicted last
