@@ -59,6 +59,7 @@ constexpr std::pair<std::string_view, std::string_view> kForeignOptions[] = {
     {"--enable-prefix-caching", "is always on here, with --prefix-memory as its bound"},
     {"--no-enable-prefix-caching", "is called --prefix-memory 0 here"},
     {"--cache-ram", "is called --prefix-memory here, and takes a size"},
+    {"--slot-save-path", "is called --prefix-dir here"},
     {"-sys", "is called --system here"},
     {"--system-prompt", "is called --system here"},
     {"-cnv", "is a verb of its own here: kvlathe chat"},
