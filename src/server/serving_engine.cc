@@ -7,6 +7,16 @@
 
 namespace kvlathe::server {
 
+namespace {
+
+constexpr std::chrono::milliseconds kNoWait{0};
+constexpr std::chrono::milliseconds kLongestWait{1000};
+// Clients that ask one request after the other leave shorter gaps, in which a piece of an audit
+// would hold the next one up.
+constexpr std::chrono::milliseconds kQuiet{100};
+
+}  // namespace
+
 ServingEngine::ServingEngine(std::vector<Model*> levels, BlockPool* pool, EngineOptions options,
                              AfterStep after_step, Auditor* auditor)
     : pool_(pool),
@@ -38,16 +48,20 @@ void ServingEngine::StepUntilIdle() {
     const Stopwatch watch;
     has_more = engine_.Step();
     after_step_(pool_->usage());
-    if (auditor_ != nullptr && has_more) auditor_->AfterStep(watch.Seconds());
+    if (auditor_ != nullptr) auditor_->AfterStep(watch.Seconds());
   }
 }
 
 void ServingEngine::Run() {
+  bool is_quiet = true;  // no request came for a while
   while (!stops_) {
     const bool has_audit = auditor_ != nullptr && auditor_->has_work();
     // Only what comes from other threads ends the wait early: Wake, a request, a cancellation.
-    const bool has_requests = engine_.WaitForWork(std::chrono::milliseconds(has_audit ? 0 : 1000));
-    if (has_audit && !has_requests) {
+    const bool has_requests = engine_.WaitForWork(!has_audit ? kLongestWait
+                                                  : is_quiet ? kNoWait
+                                                             : kQuiet);
+    is_quiet = !has_requests;
+    if (has_audit && is_quiet && !stops_) {
       auditor_->WorkIdle();
     } else {
       StepUntilIdle();
