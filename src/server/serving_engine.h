@@ -11,8 +11,9 @@
 
 namespace kvlathe::server {
 
-// Everything that touches the pool or a model happens on its thread. Requests come from any thread
-// through engine().
+// Everything that touches the pool or a model happens on its thread, an audit too: behind steps as
+// far as its share goes, and freely once no request has come for a tenth of a second. Requests come
+// from any thread through engine().
 class ServingEngine {
  public:
   // Called on the stepping thread after every step, and after each cancellation or end of a request

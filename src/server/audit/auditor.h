@@ -63,10 +63,9 @@ class Auditor {
   void Offer(const AnsweredRequest& answered);
 
   bool has_work() const { return replay_ != nullptr || !queue_.empty(); }
-  // Behind a step of the engine that took so long while requests are still there: a piece, if the
-  // share allows it.
+  // Behind a step of the engine that took so long: a piece, if the share allows it.
   void AfterStep(double step_seconds);
-  // While no request is there: a piece.
+  // While no request is there or is soon to come: a piece.
   void WorkIdle();
 
   // What the JSON route shows: options, what waits and was skipped, figures by cache.
