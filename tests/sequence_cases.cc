@@ -45,11 +45,11 @@ ModelBasis DrawBasis(CaseBasis kind) {
     case CaseBasis::kSplitClassLatents:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, LatentKeys{}, /*has_classes=*/true);
     case CaseBasis::kSplitPressed:
-      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9), 9);
+      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9).value(), 9);
     case CaseBasis::kSplitPressedLatents:
-      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9), 9, LatentKeys{});
+      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9).value(), 9, LatentKeys{});
     case CaseBasis::kSplitPressedFrames:
-      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9), 9,
+      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9).value(), 9,
                              MappedKeys{1, true, MostTurningPairs(32)});
     case CaseBasis::kSharedLatents:
       return DrawRandomBasis(2, 2, 32, 0.3, 9, LatentKeys{.heads_per_latent = 2});

@@ -71,6 +71,33 @@ class LoadTest(cli_support.CommandLineCase):
             server.wait_for_metric("vllm:num_requests_running", 0)
             server.wait_for_metric("kvlathe_kv_bytes_used", 0)
 
+    def test_caches_give_up_bits_before_they_go(self):
+        kv = "lathe(ratio=4,under_pressure=8,run=64)"
+        draw = random.Random(3)
+        wanted = [{"prompt": " ".join(draw.choice(WORDS) for _ in range(60)), "max_tokens": 500, "temperature": 0, "ignore_eos": True,
+                   "under_pressure": i % 2 == 0} for i in range(8)]
+        arguments = ("-m", MODEL, "--kv", kv, "--deterministic", "-np", 16, "-c", 1024)
+
+        def ask(server, request):
+            status, answer, _ = server.post("/v1/completions", request)
+            self.assertEqual(status, 200, answer)
+            return answer["choices"][0]["text"], answer["usage"].get("pressed_tokens", 0)
+
+        with Server(KVLATHE, *arguments, environment=self.environment, patience=900) as server:
+            alone = [ask(server, request) for request in wanted]
+        n_bytes = self.json_of("inspect", "-m", MODEL, "--kv", kv, "-c", 1024)["kv_bytes"]["total"]
+        with Server(KVLATHE, *arguments, "--kv-memory", 3 * n_bytes // 2, environment=self.environment, patience=900) as server:
+            with concurrent.futures.ThreadPoolExecutor(len(wanted)) as clients:
+                together = list(clients.map(lambda request: ask(server, request), wanted))
+            n_pressed = server.metric("kvlathe_kv_pressed_tokens_total")
+        self.assertGreater(n_pressed, 0)
+        self.assertEqual(sum(pressed for _, pressed in together), n_pressed)
+        for request, (text, pressed), (other, _) in zip(wanted, together, alone):
+            if not request["under_pressure"]:
+                self.assertEqual(pressed, 0)
+            if pressed == 0:
+                self.assertEqual(text, other, json.dumps(request))
+
 
 if __name__ == "__main__":
     cli_support.main()

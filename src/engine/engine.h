@@ -58,15 +58,15 @@ struct EngineOptions {
 // Prompts are read oldest first, each as fast as what is left of the steps allows.
 //
 // Where the caches of a level may be sealed again in fewer bits (CacheLayout::HasPressedRuns), that
-// comes before a sequence is preempted, and sequences are admitted by the bytes that are left then:
-// of the newest sequence that does not refuse it
+// comes before a sequence is preempted: of the newest sequence that does not refuse it
 // (Request::refuses_pressure) the oldest run, then its next one, then those of the sequence before
 // it, until there is room. So who came last pays first, as with preemption, and nobody's cache
 // loses bits for a request that came later while that one has some to lose; and old positions lose
 // them before newer ones, which attention reads more. Runs that others hold too are passed over:
 // sealing them again would free nothing. Once kMostPressedPositions of a step were sealed again, a
-// sequence that still finds no room waits for the next step. What such a sequence generates does
-// depend on the others, and its cache is not stored for them.
+// sequence that still finds no room waits for the next step. Sequences are admitted by what is left
+// of them then. What such a sequence generates does depend on the others, and its cache is not
+// stored for them.
 //
 // Prompts and generated tokens never share a step of one sequence: where the turns of a session end
 // in the cache does not depend on preemption.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/kv_forecast.h"
 #include "engine/session.h"
 #include "engine/small_model.h"
 #include "io/scratch_folder.h"
@@ -171,6 +172,32 @@ TEST_F(PressureTest, TheNewestGivesFirst) {
   // Among those that run, which are 0 and 1 at first.
   EXPECT_EQ(ran->seen.order.front(), ran->ids[ran->most_running - 1]);
   EXPECT_LE(ran->outcomes[0].n_pressed_tokens, ran->outcomes[1].n_pressed_tokens);
+}
+
+// What admission counts on is what a cache gives up.
+TEST_F(PressureTest, AdmissionCountsTheBytesThatCachesGiveUp) {
+  for (const int n_tokens : {90, 131, 260, 400}) {
+    HostPool pool(kPlentyOfBytes);
+    SequenceCache cache(&model_->layout(), &pool);
+    cache.set_n_prompt(200);
+    while (cache.n_tokens() < n_tokens) {
+      const auto n = std::min<int64_t>({32, n_tokens - cache.n_tokens(), cache.max_step()});
+      ASSERT_TRUE(cache.Extend(static_cast<int>(n)).ok());
+      const std::vector<int32_t> ids = RandomPrompt(static_cast<int>(n), cache.n_tokens());
+      const SequenceStep step{&cache, ids};
+      ASSERT_TRUE(model_->Forward({&step, 1}).ok());
+    }
+    const int64_t whole = cache.bytes().total();
+    const int n_runs = static_cast<int>(cache.head(0, 0).runs().size());
+    for (int r = 0; r + 1 < n_runs; ++r) {
+      ASSERT_EQ(cache.RunToPress(), r);
+      ASSERT_TRUE(model_->PressRun(&cache, r).ok());
+    }
+    const int64_t given_up = BytesToPressOff(model_->layout(), n_tokens, 200);
+    EXPECT_EQ(given_up > 0, n_tokens > 200);
+    EXPECT_EQ(whole - cache.bytes().total(), given_up);
+    EXPECT_EQ(cache.bytes_pressed_off(), given_up);
+  }
 }
 
 // Where prompts are most of what is held, admission is what keeps memory from running out.

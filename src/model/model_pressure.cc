@@ -1,4 +1,5 @@
 // A run that was sealed is decoded and sealed again in fewer bits, where memory is short.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -77,8 +78,8 @@ StatusOr<PressedCodes::HeadPart> PressedCodes::MakePart(int layer_idx, int kv_he
                    .plain = {},
                    .packed = {},
                    .run = head.runs()[run_idx_]};
-  while (!part.blocks.empty() && part.blocks.front().is_null())
-    part.blocks = part.blocks.subspan(1);
+  const auto first = std::ranges::find_if_not(part.blocks, &ObjectId::is_null);
+  part.blocks = part.blocks.subspan(first - part.blocks.begin());
   part.run.first_block = 0;
   part.run.n_blocks = static_cast<int>(part.blocks.size());
   KVL_ASSIGN_OR_RETURN(part.plain,

@@ -77,10 +77,15 @@ std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t se
   return std::move(allocation->ranks);
 }
 
-std::vector<HeadRanks> DrawPressedSplits(int n, int head_dim, double ratio, double under_pressure,
-                                         uint64_t seed) {
+StatusOr<std::vector<HeadRanks>> DrawPressedSplits(int n, int head_dim, double ratio,
+                                                   double under_pressure, uint64_t seed) {
+  if (under_pressure > head_dim) {
+    return Error(StatusCode::kInvalidArgument,
+                 "under_pressure={}: the fewest bits of random weights reach {}; ask for less",
+                 under_pressure, head_dim);
+  }
   std::vector<HeadRanks> ranks = DrawSplits(n, head_dim, ratio, seed);
-  KVL_CHECK(TakePressedBits(DrawSplits(n, head_dim, under_pressure, seed), &ranks).ok());
+  KVL_RETURN_IF_ERROR(TakePressedBits(DrawSplits(n, head_dim, under_pressure, seed), &ranks));
   return ranks;
 }
 
@@ -189,11 +194,12 @@ StatusOr<ModelBasis> DrawStoredBasis(const Spec& spec, const ModelFacts& model) 
     const int n = HeadsPerMap(keys);
     const double under_pressure = spec.basis_as<LatheOptions>()->under_pressure;
     if (under_pressure > 0) {
-      return DrawRandomBasis(
-          model.n_layers, model.n_kv_heads / n, model.head_dim * n,
-          DrawPressedSplits(model.n_layers * model.n_kv_heads / n, model.head_dim * n, ranks.value,
-                            under_pressure, kDrawnBasisSeed),
-          kDrawnBasisSeed, keys);
+      const int width = model.head_dim * n;
+      KVL_ASSIGN_OR_RETURN(const std::vector<HeadRanks> drawn,
+                           DrawPressedSplits(model.n_layers * model.n_kv_heads / n, width,
+                                             ranks.value, under_pressure, kDrawnBasisSeed));
+      return DrawRandomBasis(model.n_layers, model.n_kv_heads / n, width, drawn, kDrawnBasisSeed,
+                             keys);
     }
     return DrawRandomSplitBasis(model.n_layers, model.n_kv_heads / n, model.head_dim * n,
                                 ranks.value, kDrawnBasisSeed, keys, sealing.has_classes);

@@ -25,8 +25,9 @@ std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t se
                                   bool has_classes = false);
 
 // The same without classes, with the bits of runs under pressure, which take 1 / under_pressure.
-std::vector<HeadRanks> DrawPressedSplits(int n, int head_dim, double ratio, double under_pressure,
-                                         uint64_t seed);
+// kInvalidArgument where those are no fewer, or would be less than one bit for 16 channels.
+StatusOr<std::vector<HeadRanks>> DrawPressedSplits(int n, int head_dim, double ratio,
+                                                   double under_pressure, uint64_t seed);
 
 // The ranks that ranks=uniform gives n heads of any model. Nothing about them is random.
 std::vector<HeadRanks> UniformRanks(int n, int head_dim, double rate);

@@ -200,7 +200,7 @@ TEST(CachePlanner, RunsUnderPressureHaveTheBitsOfTheHigherRatio) {
   const Status status =
       planner.MakePlan(*Spec::Parse("lathe(ratio=4.99,under_pressure=5,context=1024)")).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(status.ToString(), HasSubstr("give a higher one, or open=8"));
+  EXPECT_THAT(status.ToString(), HasSubstr("give a higher ratio, or open=8"));
 }
 
 class PredictedAnswer : public ::testing::Test {

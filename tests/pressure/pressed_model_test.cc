@@ -237,7 +237,7 @@ TEST(PressedWindows, HoldTheBytesOfTheirLengths) {
   ThreadPool threads(2);
   ModelConfig c = SmallConfig();
   c.attention.kinds[0].window = 100;
-  const ModelBasis basis = DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9), 9);
+  const ModelBasis basis = DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9).value(), 9);
   auto weights = ModelWeights::Load(c, DType::kBf16, MakeRandomSource(3),
                                     MakeMachine(&threads, SelectIsa().value()));
   ASSERT_TRUE(weights.ok()) << weights.status();

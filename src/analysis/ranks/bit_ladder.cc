@@ -199,10 +199,11 @@ Status TakePressedBits(const std::vector<HeadRanks>& fewer, std::vector<HeadRank
     (*ranks)[h].bits.pressed = after;
   }
   if (n_after < n_before) return OkStatus();
-  return Error(StatusCode::kInvalidArgument,
-               "under pressure {} bits of a token would become {}, because the higher ratio codes "
-               "its open block; give a higher one, or open=8",
-               n_before, n_after);
+  return Error(
+      StatusCode::kInvalidArgument,
+      "under pressure the {} bits of a sealed token would become {}, no fewer (a ratio from "
+      "5 on codes its open block too); give a higher ratio, or open=8",
+      n_before, n_after);
 }
 
 }  // namespace kvlathe

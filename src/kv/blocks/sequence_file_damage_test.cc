@@ -134,6 +134,65 @@ TEST_F(SequenceFileTest, SealedBlocksThatCannotBeAreRefused) {
   refuse(256, 1, 4);
 }
 
+TEST_F(SequenceFileTest, PressedRunsComeBackAndHostilePlacesAreRefused) {
+  const SequenceIdentity identity = {"lathe(ratio=4,under_pressure=8,run=64,newest=0,sink=0)",
+                                     "model-1"};
+  CacheLayout layout = {1, 1, 16, 0, {{16, 16, DType::kBf16}}};
+  layout.seal = SealPlanOf(*Spec::Parse(identity.spec));
+  layout.keys = Spec::Parse(identity.spec)->keys();
+  HeadBits bits;
+  bits.middle.k.channels[2] = bits.middle.v.channels[2] = 16;    // 4 bits
+  bits.pressed.k.channels[5] = bits.pressed.v.channels[5] = 16;  // 1 bit
+  layout.storages = {bits};
+  HostPool pool(kUnlimitedBytes);
+  SequenceCache cache(&layout, &pool);
+  cache.set_n_prompt(300);
+  while (cache.n_tokens() < 300) {
+    ASSERT_TRUE(cache.Extend(static_cast<int>(std::min<int64_t>(50, cache.max_step()))).ok());
+    if (!cache.must_seal()) continue;
+    const auto objects = cache.TakeRunObjects(0);
+    ASSERT_TRUE(objects.ok());
+    cache.PlaceRun(0, *objects);
+  }
+  for (const int run_idx : {0, 2}) ASSERT_TRUE(cache.PressRun(run_idx).ok());
+  for (int b = 0; b < 4; ++b) {
+    const RunExtent run = ExtentOf(cache.head(0, 0).runs()[b]);
+    cache.device().Fill({cache.head(0, 0).blocks()[b]}, static_cast<std::byte>(b),
+                        PackedBlockObjectBytes(PackedShapeOf(layout, 0, 0, run)));
+  }
+  ASSERT_TRUE(SaveSequence(cache, layout, identity, "state", path_).ok());
+  SequenceCache restored(&layout, &pool);
+  const auto state = Restore(layout, &restored, identity);
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_EQ(restored.pressed_runs(), (std::vector<int>{0, 2}));
+  EXPECT_EQ(restored.bytes().total(), cache.bytes().total());
+  EXPECT_EQ(pool.usage().used_bytes, 2 * cache.bytes().total());
+  for (int b = 0; b < 4; ++b) {
+    std::byte first{};
+    restored.device().Download({restored.head(0, 0).blocks()[b]}, {&first, 1});
+    EXPECT_EQ(first, static_cast<std::byte>(b));
+  }
+  const std::string bytes = FileBytes();
+  const auto file = ParseSequenceFile(std::as_bytes(std::span(bytes)), path_);
+  ASSERT_TRUE(file.ok());
+  // Behind the number and two places: the state with its length, the rows and the checksum.
+  const size_t numbers = bytes.size() - 4 - file->rows.size() - (8 + 5) - 12;
+  const auto refuse = [&](uint32_t n, uint32_t first, uint32_t second) {
+    std::string hostile = bytes;
+    const uint32_t values[] = {n, first, second};
+    std::memcpy(hostile.data() + numbers, values, sizeof(values));
+    WriteSealed(hostile);
+    EXPECT_EQ(Refusal(layout, identity).code(), StatusCode::kDataLoss)
+        << n << ' ' << first << ' ' << second;
+  };
+  for (const uint32_t n : {0u, 1u, 3u, 0x80000000u, 0xFFFFFFFFu}) refuse(n, 0, 2);
+  refuse(2, 2, 0);
+  refuse(2, 2, 2);
+  refuse(2, 0, 4);
+  refuse(2, 0, 0x7FFFFFFF);
+  refuse(2, 0xFFFFFFFF, 2);
+}
+
 TEST_F(SequenceFileTest, HostilePlacesOfExactEntriesAreRefused) {
   const SequenceIdentity identity = {
       "kivi(bits=2,group=64,run=64,buffer=64,sink=0)+sparse(share=0.1)", "model-1"};

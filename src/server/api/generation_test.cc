@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "server/api/api_fixture.h"
+#include "server/api/routes/answer_json.h"
 
 namespace kvlathe::api {
 namespace {
@@ -34,6 +35,11 @@ class GenerationTest : public ApiTest {
     }
   }
 };
+
+TEST(Usage, TellsOfPressedTokensWhereThereAreSome) {
+  EXPECT_EQ(UsageJson({.prompt_tokens = 3, .output_tokens = 4}).count("pressed_tokens"), 0u);
+  EXPECT_EQ(UsageJson({.prompt_tokens = 3, .pressed_tokens = 128})["pressed_tokens"], 128);
+}
 
 TEST_F(GenerationTest, AStreamBeginsOnceTheEngineHasTheRequest) {
   const auto reply = Post(kGenerationPath, Endless(1, true));
