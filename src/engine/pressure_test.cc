@@ -251,7 +251,7 @@ TEST_F(PressureTest, ASessionGoesOnWithTheRunsThatItHas) {
   }
   ASSERT_NE(session.cache, nullptr);
   EXPECT_GT(session.cache->n_pressed(), 0);
-  ASSERT_TRUE(SaveSession(session, model_->layout(), identity, path).ok());
+  ASSERT_TRUE(SaveSession(session, identity, path).ok());
   auto loaded = LoadSession(path, {identity, &model_->layout(), 2048}, kSmallVocabulary, &plenty);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->cache->pressed_runs(), session.cache->pressed_runs());

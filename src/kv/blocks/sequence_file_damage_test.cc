@@ -160,7 +160,7 @@ TEST_F(SequenceFileTest, PressedRunsComeBackAndHostilePlacesAreRefused) {
     cache.device().Fill({cache.head(0, 0).blocks()[b]}, static_cast<std::byte>(b),
                         PackedBlockObjectBytes(PackedShapeOf(layout, 0, 0, run)));
   }
-  ASSERT_TRUE(SaveSequence(cache, layout, identity, "state", path_).ok());
+  ASSERT_TRUE(SaveSequence(cache, identity, "state", path_).ok());
   SequenceCache restored(&layout, &pool);
   const auto state = Restore(layout, &restored, identity);
   ASSERT_TRUE(state.ok()) << state.status();
