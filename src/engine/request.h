@@ -17,6 +17,9 @@ namespace kvlathe {
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kFailed };
 
+// What hidden states of a prompt become one: their mean, or the last one.
+enum class Pooling { kMean, kLast };
+
 struct Request {
   std::vector<int32_t> prompt;  // at least one token; none: a session generates further
   int max_tokens = 128;
@@ -32,6 +35,9 @@ struct Request {
   std::optional<int> n_top_logprobs;
   // With n_top_logprobs, for a request without a session: also those of the tokens of the prompt.
   bool prompt_logprobs = false;
+  // Asks for the hidden states of the prompt behind the last norm, pooled, in place of tokens;
+  // none: for tokens. Without a session, and with max_tokens 1.
+  std::optional<Pooling> pooling;
   // Requests of one salt share what they have read (EngineOptions::prefix_bytes).
   std::string prefix_salt;
   // What may be generated; of this request alone. Null: anything.
@@ -64,6 +70,7 @@ struct RequestOutcome {
   // no value: its log-probability is NaN and its `top` is empty. Shorter than the prompt, or empty,
   // where the request ended before its prompt was read.
   std::vector<TokenLogprobs> prompt_logprobs;
+  std::vector<float> embedding;  // [hidden_dim], where Request::pooling asked for it
 };
 
 }  // namespace kvlathe

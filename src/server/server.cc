@@ -88,6 +88,8 @@ Server::Server(ServedModel served, ServerOptions options)
   if (served.engine.prefix_bytes > 0) LogUnsharedLevels(served.levels);
   served.api.engine = &engine_.engine();
   served.api.observer = this;
+  served.api.version = options_.version;
+  served.api.n_slots = served.engine.max_sequences;
   api_ = std::make_unique<api::ApiService>(std::move(served.api));
 }
 
