@@ -53,6 +53,10 @@ Status CheckRequest(const Request& request, const Session& session,
     return Error(StatusCode::kInvalidArgument, "max_tokens is {}; give at least 1",
                  request.max_tokens);
   }
+  if (request.pooling && (request.max_tokens != 1 || !session.tokens.empty())) {
+    return Error(StatusCode::kInvalidArgument,
+                 "hidden states are of a prompt without a session and without an answer");
+  }
   KVL_RETURN_IF_ERROR(request.sampling.Check());
   KVL_RETURN_IF_ERROR(request.sampling.CheckVocabulary(c.vocab_size));
   KVL_RETURN_IF_ERROR(CheckLogprobs(request, session));
@@ -301,8 +305,14 @@ void Engine::TakeResults(Model* model, LevelBatch* batch) {
       status = s->TakePromptLogprobs(step.n_new(),
                                      [&](int64_t row) { return model->logits(first_row + row); });
     }
+    if (status.ok() && step.logits == SequenceStep::Logits::kHidden) {
+      status =
+          s->TakeHidden(step.n_new(), [&](int64_t row) { return model->hidden(first_row + row); });
+    }
     if (!status.ok()) {
       Fail(s, std::move(status));
+    } else if (!s->outcome.embedding.empty()) {
+      Finish(s, FinishReason::kStop);
     } else {
       StorePrefixes(s);
       if (s->n_cached() == s->n_known()) TakeToken(s, model->logits(end_row - 1));

@@ -29,7 +29,7 @@ bool Engine::WaitsForPrefix(const Sequence& s) {
   for (const auto& older : running_) {
     if (older.get() == &s) return false;
     if (older->layout != s.layout || older->request.prefix_salt != s.request.prefix_salt ||
-        older->n_cached() >= older->n_given || older->LacksPromptLogprobs() ||
+        older->n_cached() >= older->n_given || older->ReadsAnew() ||
         older->cache->n_pressed() > 0) {
       continue;
     }
@@ -59,7 +59,7 @@ bool Engine::Fetches(Sequence* s) {
 // Of a sequence without a position in its cache: it begins behind what is stored of its tokens, or
 // at the beginning; or not yet.
 bool Engine::BeginsNow(Sequence* s) {
-  if (!prefixes_.Takes(*s->layout) || s->LacksPromptLogprobs()) return true;
+  if (!prefixes_.Takes(*s->layout) || s->ReadsAnew()) return true;
   if (WaitsForPrefix(*s) || Fetches(s)) return false;
   PrefixStore::Found found = prefixes_.Find(QuestionOf(*s));
   const int n_tokens = found.cache == nullptr ? 0 : found.cache->n_tokens();

@@ -119,10 +119,30 @@ void EngineSequence::TakeInput(int64_t n_max) {
 
 SequenceStep::Logits EngineSequence::WantedLogits() const {
   // The last token of a prompt tells none of it.
+  if (request.pooling) return SequenceStep::Logits::kHidden;
   if (LacksPromptLogprobs() && n_cached() >= std::ssize(outcome.prompt_logprobs)) {
     return SequenceStep::Logits::kAll;
   }
   return n_cached() == n_known() ? SequenceStep::Logits::kLast : SequenceStep::Logits::kNone;
+}
+
+Status EngineSequence::TakeHidden(int64_t n_new,
+                                  const std::function<std::span<const float>(int64_t)>& hidden_of) {
+  const int64_t first = n_cached() - n_new;
+  if (first == 0) hidden_sum_.clear();  // also where it was preempted and begins again
+  for (int64_t i = 0; i < n_new; ++i) {
+    const std::span<const float> hidden = hidden_of(i);
+    if (!AreFinite(hidden)) return LogitsNotFinite(first + i);
+    if (*request.pooling == Pooling::kLast) hidden_sum_.clear();
+    hidden_sum_.resize(hidden.size());
+    for (size_t d = 0; d < hidden.size(); ++d) hidden_sum_[d] += hidden[d];
+  }
+  if (n_cached() < n_known()) return OkStatus();
+  const double n = *request.pooling == Pooling::kLast ? 1 : static_cast<double>(n_known());
+  for (const double sum : hidden_sum_) {
+    outcome.embedding.push_back(static_cast<float>(sum / n));
+  }
+  return OkStatus();
 }
 
 Status EngineSequence::TakePromptLogprobs(

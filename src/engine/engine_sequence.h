@@ -74,12 +74,16 @@ struct EngineSequence {
   bool LacksPromptLogprobs() const {
     return request.prompt_logprobs && std::ssize(outcome.prompt_logprobs) < n_given;
   }
+  // Whether the prompt is computed from its beginning, whatever is stored of it.
+  bool ReadsAnew() const { return LacksPromptLogprobs() || request.pooling.has_value(); }
   // Of the step whose `input` the cache has been extended by.
   SequenceStep::Logits WantedLogits() const;
   // Of the step that has just taken n_new positions; `logits_of` gives the row of each, 0 to n_new
   // - 1. kDataLoss where a row is not finite.
   Status TakePromptLogprobs(int64_t n_new,
                             const std::function<std::span<const float>(int64_t)>& logits_of);
+  // Likewise of the hidden states; the last of them make outcome.embedding.
+  Status TakeHidden(int64_t n_new, const std::function<std::span<const float>(int64_t)>& hidden_of);
 
  private:
   struct Forecast {
@@ -93,8 +97,9 @@ struct EngineSequence {
   // Tells the sampler what was there before.
   void EnterTurns();
 
-  MergedCounts merged_;  // of the cache, or of the last one
-  Forecast forecast_;    // the last of WantedBytes
+  std::vector<double> hidden_sum_;  // of the positions that have been read
+  MergedCounts merged_;             // of the cache, or of the last one
+  Forecast forecast_;               // the last of WantedBytes
 };
 
 // kDataLoss: the logits of the token at `position` hold NaN or infinity.

@@ -17,6 +17,9 @@ namespace kvlathe {
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kFailed };
 
+// What hidden states of a prompt become one: their mean, or the last one.
+enum class Pooling { kMean, kLast };
+
 struct Request {
   std::vector<int32_t> prompt;  // at least one token; none: a session generates further
   int max_tokens = 128;
@@ -38,6 +41,9 @@ struct Request {
   // Whether its cache stays as it was sealed first when memory is short, of a level whose caches
   // may be sealed again in fewer bits (CacheLayout::HasPressedRuns). It may be preempted then.
   bool refuses_pressure = false;
+  // Asks for the hidden states of the prompt behind the last norm, pooled, in place of tokens;
+  // none: for tokens. Without a session, and with max_tokens 1.
+  std::optional<Pooling> pooling;
   // Requests of one salt share what they have read (EngineOptions::prefix_bytes).
   std::string prefix_salt;
   // What may be generated; of this request alone. Null: anything.
@@ -73,6 +79,7 @@ struct RequestOutcome {
   // no value: its log-probability is NaN and its `top` is empty. Shorter than the prompt, or empty,
   // where the request ended before its prompt was read.
   std::vector<TokenLogprobs> prompt_logprobs;
+  std::vector<float> embedding;  // [hidden_dim], where Request::pooling asked for it
 };
 
 }  // namespace kvlathe

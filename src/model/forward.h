@@ -17,7 +17,8 @@ namespace kvlathe {
 // The part of one sequence in a step: a prefill chunk or one decode token. The cache has been
 // extended by token_ids.size() positions, which this step fills.
 struct SequenceStep {
-  enum class Logits { kNone, kLast, kAll };
+  // kHidden: in place of logits the hidden state of each token, behind the last norm.
+  enum class Logits { kNone, kLast, kAll, kHidden };
   SequenceCache* cache = nullptr;
   std::span<const int32_t> token_ids;
   Logits logits = Logits::kLast;
@@ -25,7 +26,8 @@ struct SequenceStep {
   int n_new() const { return static_cast<int>(token_ids.size()); }
   int first_position() const { return cache->n_tokens() - n_new(); }
   int64_t n_logit_rows() const {
-    return logits == Logits::kAll ? n_new() : logits == Logits::kLast ? 1 : 0;
+    const bool has_all = logits == Logits::kAll || logits == Logits::kHidden;
+    return has_all ? n_new() : logits == Logits::kLast ? 1 : 0;
   }
 };
 

@@ -55,8 +55,10 @@ class Model {
   // kResourceExhausted when the system has no memory, and then the cache is as it was.
   Status PressRun(SequenceCache* cache, int run_idx);
 
-  // Row i of the last Forward's logits, [vocab_size].
+  // Row i of the last Forward's logits, [vocab_size]; of a step with kHidden it means nothing.
   std::span<const float> logits(int64_t row) const;
+  // The same row of hidden states, [hidden_dim], of a step with kHidden.
+  std::span<const float> hidden(int64_t row) const;
   int64_t n_logit_rows() const { return n_logit_rows_; }
 
   // The layout of caches, but for those that LayoutAt gives.
@@ -105,7 +107,7 @@ class Model {
   Status RunStep(std::span<const SequenceStep> steps, QkvObserver* observer);
   // Asks for the layers and the logits.
   Status QueueStep(ForwardState* state);
-  // Makes logits_ readable on the host.
+  // Makes logits_ and hidden states readable on the host.
   void FetchLogits();
   void ComputeLogits(std::span<const SequenceStep> steps);
 
@@ -126,9 +128,12 @@ class Model {
   Activations activations_;
   StepSequences sequences_;
   int64_t n_logit_rows_ = 0;
+  bool has_logits_ = false;             // some row of n_logit_rows_ is of logits
+  bool has_hidden_ = false;             // some is of hidden states
   MachineBuffer logits_;                // [n_logit_rows, vocab_size] f32
   const float* host_logits_ = nullptr;  // the same, where the host can read them
   std::vector<float> downloaded_logits_;
+  std::vector<float> host_hidden_;  // [n_logit_rows, hidden_dim], or empty
   ForwardProfile profile_;
 };
 

@@ -37,11 +37,17 @@ Status Model::PlaceTokens(std::span<const SequenceStep> steps) {
 StatusOr<ForwardState> Model::Begin(std::span<const SequenceStep> steps, QkvObserver* observer) {
   n_logit_rows_ = 0;
   KVL_RETURN_IF_ERROR(PlaceTokens(steps));
-  for (const SequenceStep& step : steps) n_logit_rows_ += step.n_logit_rows();
+  has_logits_ = has_hidden_ = false;
+  for (const SequenceStep& step : steps) {
+    n_logit_rows_ += step.n_logit_rows();
+    (step.logits == SequenceStep::Logits::kHidden ? has_hidden_ : has_logits_) |=
+        step.n_logit_rows() > 0;
+  }
+  const int64_t n_rows = has_logits_ ? n_logit_rows_ : 0;
   sequences_.Begin(steps);
   KVL_RETURN_IF_ERROR(activations_.Reserve(widths_));
   KVL_RETURN_IF_ERROR(logits_.EnsureSize(
-      activations_.memory, n_logit_rows_ * config().vocab_size * int64_t{sizeof(float)}, "logits"));
+      activations_.memory, n_rows * config().vocab_size * int64_t{sizeof(float)}, "logits"));
   machine().backend().set_deterministic(is_deterministic_);
   return ForwardState{.sequences = &sequences_,
                       .activations = &activations_,
@@ -104,6 +110,12 @@ std::span<const float> Model::logits(int64_t row) const {
   return {host_logits_ + row * n, static_cast<size_t>(n)};
 }
 
+std::span<const float> Model::hidden(int64_t row) const {
+  KVL_CHECK_LT(row, n_logit_rows_);
+  const auto n = static_cast<size_t>(config().hidden_dim);
+  return std::span(host_hidden_).subspan(static_cast<size_t>(row) * n, n);
+}
+
 void Model::EmbedTokens() {
   const ScopedTimer timer(&profile_.other);
   machine().backend().Embed(
@@ -120,24 +132,40 @@ void Model::ComputeLogits(std::span<const SequenceStep> steps) {
     token_idx += step.n_new();
     for (int64_t i = step.n_logit_rows(); i > 0; --i) wanted.push_back(token_idx - i);
   }
+  const ObjectPlace rows = activations_.hidden.place();
+  NormPlan in_place = NormOf(config(), weights_->final_norm(), rows, n_logit_rows_, hidden);
+  in_place.out = rows;
   {
     const ScopedTimer timer(&profile_.other);
-    const ObjectPlace rows = activations_.hidden.place();
     backend.TakeRows({.rows = rows, .row_bytes = hidden * int64_t{sizeof(float)}, .from = wanted});
-    NormPlan norm = NormOf(config(), weights_->final_norm(), rows, n_logit_rows_, hidden);
-    norm.out_type = activations_.types.activations;
-    norm.out = activations_.normed.place();
-    backend.Normalise({&norm, 1});
   }
-  const ScopedTimer timer(&profile_.linear);
-  backend.Project(ProductOf(weights_->lm_head(), {}, n_logit_rows_, activations_.normed.place(),
-                            activations_.types.activations, logits_.place()));
+  if (has_logits_) {
+    {
+      const ScopedTimer timer(&profile_.other);
+      NormPlan norm = in_place;
+      norm.out_type = activations_.types.activations;
+      norm.out = activations_.normed.place();
+      backend.Normalise({&norm, 1});
+    }
+    const ScopedTimer timer(&profile_.linear);
+    backend.Project(ProductOf(weights_->lm_head(), {}, n_logit_rows_, activations_.normed.place(),
+                              activations_.types.activations, logits_.place()));
+  }
+  if (!has_hidden_) return;
+  const ScopedTimer timer(&profile_.other);
+  backend.Normalise({&in_place, 1});
 }
 
 void Model::FetchLogits() {
   const ScopedTimer timer(&profile_.linear);
-  const int64_t n_numbers = n_logit_rows_ * config().vocab_size;
   Device& memory = *activations_.memory;
+  host_hidden_.clear();
+  if (has_hidden_) {
+    host_hidden_.resize(static_cast<size_t>(n_logit_rows_ * config().hidden_dim));
+    memory.Download(activations_.hidden.place(), std::as_writable_bytes(std::span(host_hidden_)));
+  }
+  if (!has_logits_) return;
+  const int64_t n_numbers = n_logit_rows_ * config().vocab_size;
   host_logits_ = reinterpret_cast<const float*>(memory.HostView(logits_.place()));
   if (host_logits_ != nullptr) return;
   downloaded_logits_.resize(n_numbers);

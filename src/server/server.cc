@@ -99,6 +99,8 @@ Server::Server(ServedModel served, ServerOptions options)
   served.api.engine = &engine_.engine();
   served.api.observer = this;
   if (auditor_ != nullptr) served.api.default_level = auditor_->default_level();
+  served.api.version = options_.version;
+  served.api.n_slots = served.engine.max_sequences;
   api_ = std::make_unique<api::ApiService>(std::move(served.api));
 }
 

@@ -24,15 +24,34 @@ Json Structure(Json format) { return {{"type", "structural_tag"}, {"format", std
 
 StatusOr<Json> JsonBySchema(const Json& schema, const SchemaLimits& limits) {
   KVL_RETURN_IF_ERROR(CheckSchema(schema, limits));
-  return Structure(FormatOfSchema(schema));
+  KVL_ASSIGN_OR_RETURN(Json format, FormatOfSchema(schema, TextRules::kFollowed));
+  Json structure = Structure(std::move(format));
+  structure[kFollowedKey] = {
+      {"thoughts_end", ""}, {"fronts", Json::array()}, {"schemas", Json::array({schema})}};
+  return structure;
 }
 
-Json AnyJsonObject() { return Structure(FormatOfSchema(ObjectSchema())); }
+Json AnyJsonObject() { return Structure(*FormatOfSchema(ObjectSchema(), TextRules::kFollowed)); }
 
 namespace {
 
+// Where arguments stand whose texts are followed. None: the grammar holds them.
+Json FollowedCalls(const CallFormat& format, std::span<const CallableTool> tools,
+                   const CallRules& rules) {
+  Json followed = {
+      {"thoughts_end", rules.thoughts_end}, {"fronts", Json::array()}, {"schemas", Json::array()}};
+  for (const CallableTool& tool : tools) {
+    const std::optional<std::string> front = FrontOfArguments(format, tool.name);
+    if (!front || tool.parameters.is_null()) continue;
+    followed["fronts"].push_back(*front);
+    followed["schemas"].push_back(tool.parameters);
+  }
+  return followed;
+}
+
 StatusOr<Json> CallTags(const CallFormat& format, std::span<const CallableTool> tools, bool is_one,
-                        const SchemaLimits& limits) {
+                        SchemaLimits limits) {
+  limits.texts_in_grammar = !tools.empty() && !FrontOfArguments(format, tools[0].name);
   Json tags = Json::array();
   int64_t cost = 0;
   for (const CallableTool& tool : tools) {
@@ -42,7 +61,7 @@ StatusOr<Json> CallTags(const CallFormat& format, std::span<const CallableTool> 
         return Error(StatusCode::kInvalidArgument, "the parameters of the tool {}: {}", tool.name,
                      MessageOf(status));
       }
-      cost += SchemaCost(tool.parameters);
+      cost += SchemaCost(tool.parameters, limits.texts_in_grammar);
     }
     if (cost > limits.max_cost) {
       return Error(
@@ -64,16 +83,13 @@ StatusOr<Json> CallTags(const CallFormat& format, std::span<const CallableTool> 
 
 }  // namespace
 
-StatusOr<Json> ToolCalls(const CallFormat& found, std::span<const CallableTool> tools,
-                         const CallRules& rules, const SchemaLimits& limits) {
-  CallFormat format = found;
+namespace {
+
+StatusOr<Json> CallsInText(CallFormat format, std::span<const CallableTool> tools,
+                           const CallRules& rules, const SchemaLimits& limits) {
   const bool is_bare = IsBareJson(format);
   const bool is_one = !rules.has_many_calls || format.is_one_call;
   const bool has_section = !TrimBlanks(format.section_begin).empty();
-  if (!rules.must_call && !is_bare) {  // what text may go over to begins with a mark
-    std::string& opening = has_section ? format.section_begin : format.call_begin;
-    opening.erase(0, std::min(opening.find_first_not_of(" \t\r\n"), opening.size()));
-  }
   KVL_ASSIGN_OR_RETURN(Json tags, CallTags(format, tools, is_one, limits));
   if (!rules.must_call && !is_bare && !has_section && format.call_begin.empty()) {
     return Error(StatusCode::kUnimplemented,
@@ -127,6 +143,22 @@ StatusOr<Json> ToolCalls(const CallFormat& found, std::span<const CallableTool> 
   // All of an answer is calls, or it is text: which, its first character says.
   Json text = {{"type", "regex"}, {"pattern", "([^{\\[\\s`][\\s\\S]*)?"}};
   return Structure({{"type", "or"}, {"elements", {std::move(all), std::move(text)}}});
+}
+
+}  // namespace
+
+StatusOr<Json> ToolCalls(const CallFormat& found, std::span<const CallableTool> tools,
+                         const CallRules& rules, const SchemaLimits& limits) {
+  CallFormat format = found;
+  if (!rules.must_call && !IsBareJson(format)) {  // what text may go over to begins with a mark
+    std::string& opening =
+        TrimBlanks(format.section_begin).empty() ? format.call_begin : format.section_begin;
+    opening.erase(0, std::min(opening.find_first_not_of(" \t\r\n"), opening.size()));
+  }
+  KVL_ASSIGN_OR_RETURN(Json structure, CallsInText(format, tools, rules, limits));
+  Json followed = FollowedCalls(format, tools, rules);
+  if (!followed["fronts"].empty()) structure[kFollowedKey] = std::move(followed);
+  return structure;
 }
 
 }  // namespace kvlathe

@@ -13,6 +13,10 @@
 
 namespace kvlathe {
 
+// The key of a structure beside "format": where JSON values stand in the answer, and the schemas by
+// which their texts are followed beside the grammar.
+inline constexpr const char* kFollowedKey = "followed";
+
 // One JSON value by a schema that CheckSchema lets pass.
 StatusOr<nlohmann::ordered_json> JsonBySchema(const nlohmann::ordered_json& schema,
                                               const SchemaLimits& limits = {});

@@ -120,7 +120,7 @@ TEST(AnswerStructure, ARefusedSchemaNamesItsTool) {
 
 TEST(AnswerStructure, AllToolsTogetherMustCompileSoon) {
   const Json parameters = Json::parse(
-      R"({"type": "object", "properties": {"a": {"maxLength": 100}, "b": {"maxLength": 100}}})");
+      R"({"type": "object", "properties": {"a": {"multipleOf": 800}, "b": {"multipleOf": 800}}})");
   const std::vector<CallableTool> few(5, {"few", parameters}), many(6, {"many", parameters});
   EXPECT_TRUE(ToolCalls(QwenCalls(), few, {}).ok());
   const auto structure = ToolCalls(QwenCalls(), many, {});

@@ -60,6 +60,7 @@ class ArgumentsGrammar {
     Json members = Members(parameters_, separator, [&](const std::string& key, const Json& schema) {
       return Argument(ConstText(format_.key_begin + key), schema);
     });
+    KVL_RETURN_IF_ERROR(refusal_);
     if (n_members_ <= kMaxMembers) return members;
     return Error(StatusCode::kInvalidArgument,
                  "too many parameters that may be left out, for calls that are not JSON");
@@ -205,7 +206,7 @@ class ArgumentsGrammar {
       within.value_end = quote;
       return Tag(quote, ArgumentsGrammar(within, parameters_).RawText(schema), quote);
     }
-    const Json json = FormatOfSchema(WithDefinitions(schema));
+    const Json json = InGrammar(schema);
     return is_plain ? OneOf({json, Regex("'([^'\\\\\\n]|\\\\.)*'")}) : json;
   }
 
@@ -218,12 +219,19 @@ class ArgumentsGrammar {
 
   // A value as JSON; truth also as Python writes it.
   Json JsonOr(const Json& schema) const {
-    Json json = FormatOfSchema(WithDefinitions(schema));
+    Json json = InGrammar(schema);
     if (TypesOf(schema) != std::set<std::string>{"boolean"} || schema.contains("enum") ||
         schema.contains("const")) {
       return json;
     }
     return OneOf({json, ConstText("True"), ConstText("False")});
+  }
+
+  Json InGrammar(const Json& schema) const {
+    StatusOr<Json> format = FormatOfSchema(WithDefinitions(schema), TextRules::kInGrammar);
+    if (format.ok()) return *std::move(format);
+    refusal_ = format.status();
+    return ConstText("");
   }
 
   Json WithDefinitions(Json schema) const {
@@ -238,9 +246,31 @@ class ArgumentsGrammar {
   const CallFormat& format_;
   const Json& parameters_;
   mutable int n_members_ = 0;  // that were made of the schema
+  mutable Status refusal_;     // of a part of it
 };
 
+CallFormat NamedFormat(CallFormat format, const std::string& name) {
+  for (std::string* const text : {&format.call_begin, &format.name_end, &format.call_end}) {
+    for (size_t pos; (pos = text->find(kCalledName)) != std::string::npos;) {
+      text->replace(pos, 1, name);
+    }
+  }
+  return format;
+}
+
 }  // namespace
+
+std::optional<std::string> FrontOfArguments(const CallFormat& format, const std::string& name) {
+  const CallFormat named = NamedFormat(format, name);
+  const bool is_behind_name = !(named.is_object && named.name_end.empty()) && !named.ids_hold_names;
+  if (named.arguments != CallFormat::Arguments::kJson || !is_behind_name ||
+      named.name_end.find(kAnyWord) != std::string::npos) {
+    return std::nullopt;
+  }
+  const size_t any_word = named.call_begin.rfind(kAnyWord);
+  const size_t begin = any_word == std::string::npos ? 0 : any_word + 1;
+  return named.call_begin.substr(begin) + name + named.name_end;
+}
 
 Json ConstText(const std::string& text) { return {{"type", "const_string"}, {"value", text}}; }
 
@@ -258,15 +288,14 @@ Json EndsOfCalls(const std::string& text) {
 
 StatusOr<Json> CallTag(const CallFormat& format, const std::string& name, const Json& parameters,
                        bool is_last) {
-  CallFormat named = format;
-  for (std::string* const text : {&named.call_begin, &named.name_end, &named.call_end}) {
-    for (size_t pos; (pos = text->find(kCalledName)) != std::string::npos;) {
-      text->replace(pos, 1, name);
-    }
-  }
+  const CallFormat named = NamedFormat(format, name);
   Json arguments;
   if (named.arguments == CallFormat::Arguments::kJson) {
-    arguments = FormatOfSchema(parameters.is_null() ? Json{{"type", "object"}} : parameters);
+    const TextRules rules =
+        FrontOfArguments(format, name) ? TextRules::kFollowed : TextRules::kInGrammar;
+    KVL_ASSIGN_OR_RETURN(
+        arguments,
+        FormatOfSchema(parameters.is_null() ? Json{{"type", "object"}} : parameters, rules));
   } else {
     KVL_ASSIGN_OR_RETURN(arguments, ArgumentsGrammar(named, parameters).Make());
   }

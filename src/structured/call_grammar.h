@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "base/status.h"
@@ -15,6 +16,10 @@ namespace kvlathe {
 // with properties. `is_last`: no call follows.
 StatusOr<nlohmann::ordered_json> CallTag(const CallFormat& format, const std::string& name,
                                          const nlohmann::ordered_json& parameters, bool is_last);
+
+// What stands right in front of the arguments of a tool, up to their first byte. Nothing: they are
+// no JSON, or the text does not tell whose they are.
+std::optional<std::string> FrontOfArguments(const CallFormat& format, const std::string& name);
 
 // The end of a tag behind the last call: a control token at the end of `text`, which may end the
 // answer by itself, may be absent.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
+#include <utility>
 
 namespace kvlathe {
 namespace {
@@ -25,9 +26,11 @@ std::chrono::nanoseconds ThreadTime() {
 
 }  // namespace
 
-GrammarConstraint::GrammarConstraint(const xgrammar::CompiledGrammar& grammar, int n_logits,
+GrammarConstraint::GrammarConstraint(const xgrammar::CompiledGrammar& grammar,
+                                     std::unique_ptr<AnswerFollower> follower, int n_logits,
                                      std::chrono::nanoseconds max_token_time)
     : matcher_(grammar),
+      follower_(std::move(follower)),
       n_logits_(n_logits),
       max_token_time_(max_token_time),
       allowed_(static_cast<size_t>(xgrammar::GetBitmaskSize(n_logits))) {}
@@ -43,6 +46,7 @@ void GrammarConstraint::FillAllowed() {
   tensor.shape = shape;
   std::ranges::fill(allowed_, -1);  // it is left alone where everything is allowed
   matcher_.FillNextTokenBitmask(&tensor);
+  if (follower_ != nullptr) follower_->Restrict(allowed_);
   is_filled_ = true;
 }
 
@@ -86,7 +90,7 @@ Status GrammarConstraint::Accept(int32_t token) {
   const auto begin = ThreadTime();
   is_filled_ = false;
   try {
-    if (!matcher_.AcceptToken(token)) {
+    if (!matcher_.AcceptToken(token) || (follower_ != nullptr && !follower_->Accept(token))) {
       return Error(StatusCode::kInternal, "token {} does not fit the answer's grammar", token);
     }
     is_complete_ = matcher_.IsTerminated() || OnlyTheEndFollows();

@@ -120,6 +120,79 @@ TEST_P(GrammarsTest, RandomWalksAreOfTheSchema) {
   }
 }
 
+TEST_P(GrammarsTest, TextsArePatternsOfWhatTheyStandFor) {
+  bool may_end = false;
+  const Json backslash = *JsonBySchema(Json::parse(R"({"type": "string", "pattern": "^a\\\\!$"})"));
+  EXPECT_TRUE(Takes(backslash, R"("a\\!")", &may_end) && may_end);
+  EXPECT_FALSE(Takes(backslash, R"("a\!)"));
+  const Json quotes =
+      *JsonBySchema(Json::parse(R"({"type": "string", "pattern": "^say \"hi\"$"})"));
+  EXPECT_TRUE(Takes(quotes, R"("say \"hi\"")", &may_end) && may_end);
+  EXPECT_FALSE(Takes(quotes, R"("say ")"));
+  const Json control =
+      *JsonBySchema(Json::parse(R"({"type": "string", "pattern": "^\\n\\x01é$"})"));
+  EXPECT_TRUE(Takes(control, R"("\n\u0001é")", &may_end) && may_end);
+  EXPECT_FALSE(Takes(control, R"("\u000a)")) << "a short escape is the only one";
+  EXPECT_FALSE(Takes(control, R"("\n\u0002)"));
+  EXPECT_FALSE(Takes(control, R"("\t)"));
+}
+
+TEST_P(GrammarsTest, LengthsAreCountedInCharacters) {
+  bool may_end = false;
+  const Json two =
+      *JsonBySchema(Json::parse(R"({"type": "string", "minLength": 2, "maxLength": 3})"));
+  EXPECT_TRUE(Takes(two, R"("é\"")", &may_end) && may_end);
+  EXPECT_FALSE(Takes(two, R"("é")"));
+  EXPECT_FALSE(Takes(two, R"("éééa)"));
+  EXPECT_FALSE(Takes(two, R"("aaa\)"));
+  EXPECT_TRUE(Takes(two, R"("\\\\\\")", &may_end) && may_end);
+  const Json nested = *JsonBySchema(Json::parse(
+      R"({"type": "object", "properties": {"o": {"type": "object", "properties": {"s": {"type": "string", "maxLength": 2000}},
+          "required": ["s"], "additionalProperties": false}}, "required": ["o"], "additionalProperties": false})"));
+  EXPECT_TRUE(Takes(nested, R"({"o": {"s": ")" + std::string(2000, 'x') + "\"}}", &may_end) &&
+              may_end);
+  EXPECT_FALSE(Takes(nested, R"({"o": {"s": ")" + std::string(2001, 'x')));
+  EXPECT_FALSE(Takes(nested, R"({"o": {"s": "x"} #)"));
+}
+
+TEST_P(GrammarsTest, PatternsAndLengthsHoldTogether) {
+  const Json both = *JsonBySchema(Json::parse(
+      R"({"type": "string", "pattern": "^[a-z]+-[0-9]{2}$", "minLength": 5, "maxLength": 7})"));
+  bool may_end = false;
+  EXPECT_TRUE(Takes(both, R"("ab-12")", &may_end) && may_end);
+  EXPECT_FALSE(Takes(both, R"("a-12")"));
+  EXPECT_TRUE(Takes(both, R"("abcd-12")", &may_end) && may_end);
+  EXPECT_FALSE(Takes(both, R"("abcde)")) << "the rest of the pattern would not fit";
+}
+
+TEST_P(GrammarsTest, AlternativesHaveRulesOfTheirOwn) {
+  const Json either = *JsonBySchema(Json::parse(
+      R"({"anyOf": [{"type": "object", "properties": {"kind": {"const": "a"}, "t": {"type": "string", "maxLength": 2}},
+                     "required": ["kind", "t"], "additionalProperties": false},
+                    {"type": "object", "properties": {"kind": {"const": "b"}, "t": {"type": "string", "minLength": 3}},
+                     "required": ["kind", "t"], "additionalProperties": false}, {"type": "null"}]})"));
+  bool may_end = false;
+  EXPECT_TRUE(Takes(either, R"({"kind": "a", "t": "xx"})", &may_end) && may_end);
+  EXPECT_FALSE(Takes(either, R"({"kind": "a", "t": "xxx)"));
+  EXPECT_TRUE(Takes(either, R"({"kind": "b", "t": "xxx"})", &may_end) && may_end);
+  EXPECT_FALSE(Takes(either, R"({"kind": "b", "t": "xx")"));
+  EXPECT_TRUE(Takes(either, "null", &may_end) && may_end);
+  const Json enumerated = *JsonBySchema(
+      Json::parse(R"({"enum": ["a", "bcd", 3], "type": ["string", "integer"], "maxLength": 2})"));
+  EXPECT_TRUE(Takes(enumerated, "3", &may_end) && may_end);
+  EXPECT_FALSE(Takes(enumerated, "\"b"));
+}
+
+TEST_P(GrammarsTest, PropertyNamesOfPatternsStayInTheirQuotes) {
+  const Json named = *JsonBySchema(Json::parse(
+      R"({"type": "object", "patternProperties": {"^[^ü]{1,4}$": {"type": "string", "maxLength": 1}}})"));
+  bool may_end = false;
+  EXPECT_TRUE(Takes(named, R"({"ab": "x"})", &may_end) && may_end);
+  EXPECT_FALSE(Takes(named, R"({"ab": "xy)"));
+  EXPECT_FALSE(Takes(named, R"({"a" )" + std::string("x")));
+  EXPECT_FALSE(Takes(named, R"({"ü)"));
+}
+
 TEST_P(GrammarsTest, AnyObjectIsAnObject) {
   Random random(4);
   int n_over = 0;
@@ -203,6 +276,25 @@ TEST_P(GrammarsTest, CallsNameAToolAndHaveItsArguments) {
   EXPECT_TRUE(Takes(free, "Let me look: " + call, &may_end) && may_end);
   EXPECT_TRUE(Takes(free, "No < call", &may_end) && may_end);
   EXPECT_FALSE(Takes(free, "<tool_call>\n{\"name\": \"other"));
+  const std::vector<CallableTool> ruled = {
+      {"go",
+       Json::parse(R"({"type": "object", "properties": {"to": {"type": "string", "maxLength": 2}},
+                             "required": ["to"], "additionalProperties": false})")},
+      {"goto",
+       Json::parse(R"({"type": "object", "properties": {"to": {"type": "string", "minLength": 3}},
+                               "required": ["to"], "additionalProperties": false})")}};
+  const auto call_of = [](const std::string& name, const std::string& to) {
+    return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": {\"to\": \"" + to +
+           "\"}}\n</tool_call>";
+  };
+  for (const bool must_call : {true, false}) {
+    const Json calls = *ToolCalls(CallsIn("arguments", "<tool_call>\n", "\n</tool_call>"), ruled,
+                                  {.must_call = must_call});
+    EXPECT_TRUE(Takes(calls, call_of("go", "ab") + "\n" + call_of("goto", "abc"), &may_end) &&
+                may_end);
+    EXPECT_FALSE(Takes(calls, call_of("go", "abc")));
+    EXPECT_FALSE(Takes(calls, call_of("go", "a") + "\n" + call_of("goto", "ab")));
+  }
   const std::string llama = "{\"name\": \"now\", \"parameters\": {\"a\": 1}}";
   const Json json_calls = *ToolCalls(CallsIn("parameters", "", ""), tools, {.must_call = false});
   EXPECT_TRUE(Takes(json_calls, llama, &may_end) && may_end);

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "structured/followed_schema.h"
 #include "structured/schema_cost.h"
 
 namespace kvlathe {
@@ -79,13 +80,14 @@ class SchemaChecker {
     }
     KVL_RETURN_IF_ERROR(CountValues(root_, 1));
     KVL_RETURN_IF_ERROR(CheckSchemaAt(root_, "schema", 1));
-    if (const int64_t cost = SchemaCost(root_); cost > limits_.max_cost) {
+    if (const int64_t cost = SchemaCost(root_, limits_.texts_in_grammar); cost > limits_.max_cost) {
       return At("schema", fmt::format("would take too long to become a grammar (an estimated {} "
                                       "states, allowed are {}); give fewer or shorter bounds of "
                                       "lengths, patterns and multiples",
                                       cost, limits_.max_cost));
     }
-    return OkStatus();
+    const Status followed = FollowedSchema::Make({root_}).status();
+    return followed.ok() ? OkStatus() : At("schema", MessageOf(followed));
   }
 
  private:
@@ -106,9 +108,12 @@ class SchemaChecker {
     return OkStatus();
   }
 
-  Status CheckSchemaAt(const Json& schema, const std::string& place, int64_t repetition);
+  Status CheckSchemaAt(const Json& schema, const std::string& place, int64_t repetition,
+                       bool are_names = false);
   Status CheckKeyword(const std::string& key, const Json& value, const std::string& place);
-  Status CheckRepetition(const Json& schema, const std::string& place, int64_t* repetition);
+  Status CheckRepetition(const Json& schema, const std::string& place, bool are_names,
+                         int64_t* repetition);
+  Status CheckPattern(const std::string& pattern, const std::string& place) const;
   Status CheckInner(const std::string& key, const Json& value, const std::string& place,
                     int64_t repetition);
   Status CheckReference(const Json& reference, const std::string& place);
@@ -123,7 +128,7 @@ class SchemaChecker {
 };
 
 Status SchemaChecker::CheckSchemaAt(const Json& schema, const std::string& place,
-                                    int64_t repetition) {
+                                    int64_t repetition, bool are_names) {
   if (schema.is_boolean()) return OkStatus();
   if (!schema.is_object()) return At(place, "is neither an object nor a boolean");
   for (const std::string_view whole : kWhole) {
@@ -134,7 +139,7 @@ Status SchemaChecker::CheckSchemaAt(const Json& schema, const std::string& place
       }
     }
   }
-  KVL_RETURN_IF_ERROR(CheckRepetition(schema, place, &repetition));
+  KVL_RETURN_IF_ERROR(CheckRepetition(schema, place, are_names, &repetition));
   for (const auto& [key, value] : schema.items()) {
     KVL_RETURN_IF_ERROR(CheckKeyword(key, value, place));
     // Items repeat; what else is inside a value comes once in it.
@@ -164,8 +169,22 @@ Status SchemaChecker::CheckKeyword(const std::string& key, const Json& value,
   return OkStatus();
 }
 
-Status SchemaChecker::CheckRepetition(const Json& schema, const std::string& place,
+Status SchemaChecker::CheckPattern(const std::string& pattern, const std::string& place) const {
+  if (std::ssize(pattern) > limits_.max_pattern_bytes) {
+    return At(place, fmt::format("a pattern has {} bytes, allowed are {}", pattern.size(),
+                                 limits_.max_pattern_bytes));
+  }
+  if (HasNestedRepetition(pattern)) {
+    return At(place, fmt::format("the pattern '{}' repeats a group in which something is repeated "
+                                 "or optional; this is not supported",
+                                 pattern));
+  }
+  return OkStatus();
+}
+
+Status SchemaChecker::CheckRepetition(const Json& schema, const std::string& place, bool are_names,
                                       int64_t* repetition) {
+  const bool has_texts = limits_.texts_in_grammar || are_names;
   int64_t largest = 1;
   for (const std::string_view key : kRepetitions) {
     const auto entry = schema.find(key);
@@ -174,13 +193,14 @@ Status SchemaChecker::CheckRepetition(const Json& schema, const std::string& pla
     if (!entry->is_number_integer() || is_negative) {
       return At(place, fmt::format("{} is no whole number from 0 on", key));
     }
+    if (!has_texts && (key == "minLength" || key == "maxLength")) continue;
     largest = std::max(largest,
                        static_cast<int64_t>(std::min<uint64_t>(entry->get<uint64_t>(), INT32_MAX)));
   }
   std::vector<std::string> patterns;
   if (schema.contains("pattern")) {
     if (!schema["pattern"].is_string()) return At(place, "pattern is no string");
-    patterns.push_back(schema["pattern"]);
+    if (has_texts) patterns.push_back(schema["pattern"]);
   }
   if (schema.contains("patternProperties") && schema["patternProperties"].is_object()) {
     for (const auto& [pattern, inner] : schema["patternProperties"].items()) {
@@ -188,17 +208,8 @@ Status SchemaChecker::CheckRepetition(const Json& schema, const std::string& pla
     }
   }
   for (const std::string& pattern : patterns) {
-    if (std::ssize(pattern) > limits_.max_pattern_bytes) {
-      return At(place, fmt::format("a pattern has {} bytes, allowed are {}", pattern.size(),
-                                   limits_.max_pattern_bytes));
-    }
+    KVL_RETURN_IF_ERROR(CheckPattern(pattern, place));
     largest = std::max(largest, PatternRepetition(pattern, limits_.max_repetition));
-    if (HasNestedRepetition(pattern)) {
-      return At(place,
-                fmt::format("the pattern '{}' repeats a group in which something is repeated "
-                            "or optional; this is not supported",
-                            pattern));
-    }
   }
   *repetition *= largest;
   if (*repetition > limits_.max_repetition) {
@@ -212,7 +223,7 @@ Status SchemaChecker::CheckRepetition(const Json& schema, const std::string& pla
 Status SchemaChecker::CheckInner(const std::string& key, const Json& value,
                                  const std::string& place, int64_t repetition) {
   const std::string inner = place + "/" + key;
-  if (Has(kOfSchema, key)) return CheckSchemaAt(value, inner, repetition);
+  if (Has(kOfSchema, key)) return CheckSchemaAt(value, inner, repetition, key == "propertyNames");
   if (Has(kOfSchemas, key)) {
     if (!value.is_array() || value.empty()) return At(place, fmt::format("{} is no list", key));
     for (size_t i = 0; i < value.size(); ++i) {

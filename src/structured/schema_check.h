@@ -16,6 +16,9 @@ struct SchemaLimits {
   int max_enum_values = 1000;   // of one enum
   int max_alternatives = 64;    // of one anyOf or oneOf
   int max_pattern_bytes = 256;  // of one pattern
+  // Whether the grammar holds patterns and lengths of values too, which otherwise are followed
+  // beside it and cost it nothing (TextRules). It always holds those of property names.
+  bool texts_in_grammar = false;
   // Repetitions ({m,n} of patterns, minLength, maxItems, ...) of a value inside a repeated value
   // count as a product.
   int max_repetition = 4096;

@@ -11,14 +11,20 @@ namespace {
 using testing::HasSubstr;
 using Json = nlohmann::ordered_json;
 
-std::string WhyRefused(const Json& schema) {
-  const Status status = CheckSchema(schema, {});
+std::string WhyRefused(const Json& schema, bool texts_in_grammar = false) {
+  const Status status = CheckSchema(schema, {.texts_in_grammar = texts_in_grammar});
   if (status.ok()) return {};
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   return MessageOf(status);
 }
 
 std::string WhyRefused(const char* text) { return WhyRefused(Json::parse(text)); }
+
+// Where the grammar itself holds what texts may be.
+std::string WhyRefusedInGrammar(const Json& schema) {
+  return WhyRefused(schema, /*texts_in_grammar=*/true);
+}
+std::string WhyRefusedInGrammar(const char* text) { return WhyRefusedInGrammar(Json::parse(text)); }
 
 TEST(SchemaCheck, TakesWhatGrammarsHold) {
   for (
@@ -82,11 +88,15 @@ TEST(SchemaCheck, SizesAreBounded) {
   EXPECT_THAT(WhyRefused(Json{{"anyOf", Json(65, Json::object())}}), HasSubstr("65 schemas"));
   EXPECT_THAT(WhyRefused(Json{{"enum", Json(5000, 1)}}), HasSubstr("more than 4096 values"));
   EXPECT_THAT(WhyRefused(Json{{"title", std::string(70000, 'x')}}), HasSubstr("bytes, allowed"));
-  EXPECT_THAT(WhyRefused(Json{{"pattern", std::string(300, 'x')}}), HasSubstr("300 bytes"));
-  EXPECT_THAT(WhyRefused(R"({"pattern": "a{100}b{100}c{100}"})"), HasSubstr("4096 times"));
-  EXPECT_THAT(WhyRefused(R"({"pattern": "a{1,99999999999999999999}"})"), HasSubstr("4096 times"));
-  EXPECT_THAT(WhyRefused(R"({"patternProperties": {"a{5000}": {}}})"), HasSubstr("4096 times"));
-  EXPECT_THAT(WhyRefused(R"({"maxLength": 18446744073709551615})"), HasSubstr("4096 times"));
+  EXPECT_THAT(WhyRefusedInGrammar(Json{{"pattern", std::string(300, 'x')}}),
+              HasSubstr("300 bytes"));
+  EXPECT_THAT(WhyRefusedInGrammar(R"({"pattern": "a{100}b{100}c{100}"})"), HasSubstr("4096 times"));
+  EXPECT_THAT(WhyRefusedInGrammar(R"({"pattern": "a{1,99999999999999999999}"})"),
+              HasSubstr("4096 times"));
+  EXPECT_THAT(WhyRefusedInGrammar(R"({"patternProperties": {"a{5000}": {}}})"),
+              HasSubstr("4096 times"));
+  EXPECT_THAT(WhyRefusedInGrammar(R"({"maxLength": 18446744073709551615})"),
+              HasSubstr("4096 times"));
   EXPECT_THAT(
       WhyRefused(R"({"maxItems": 100, "items": {"maxItems": 100, "items": {"type": "null"}}})"),
       HasSubstr("schema/items: repeats more than 4096 times"));
@@ -101,37 +111,65 @@ Json Many(int n, const Json& property) {
 
 // With 49,152 tokens XGrammar took from 6 s to more than 5 minutes for each of the refused.
 TEST(SchemaCheck, PatternsOfManyReadingsAreRefused) {
-  const auto why = [](const char* pattern) { return WhyRefused(Json{{"pattern", pattern}}); };
+  const auto why = [](const char* pattern) {
+    return WhyRefusedInGrammar(Json{{"pattern", pattern}});
+  };
   for (const char* pattern : {"(a*)*b", "(.?.?|b.*)*x", "((a|b+)c)+", "(.{1,9}y?){9}", "(?:a?){9}",
                               "((a?))*", "([)]a?)+"}) {
     EXPECT_THAT(why(pattern), HasSubstr("repeats a group")) << pattern;
-    EXPECT_THAT(WhyRefused(Json{{"patternProperties", {{pattern, Json::object()}}}}),
+    EXPECT_THAT(WhyRefusedInGrammar(Json{{"patternProperties", {{pattern, Json::object()}}}}),
                 HasSubstr("repeats a group"));
   }
   for (const char* pattern : {"^(\\d{3}-)?\\d{4}$", "(a|b)*", "(\\(a\\*)+", "([*+?{(]x)+",
-                              "a{2}b+c?", "(?:ab)+", "(a+)(b+)?", ")*"}) {
+                              "a{2}b+c?", "(?:ab)+", "(a+)(b+)?"}) {
     EXPECT_EQ(why(pattern), "") << pattern;
   }
 }
 
 TEST(SchemaCheck, WhatWouldTakeLongToCompileIsRefused) {
   const auto of = [](const char* text) { return Json::parse(text); };
-  EXPECT_THAT(WhyRefused(Many(20, of(R"({"maxLength": 64})"))), HasSubstr("take too long"));
-  EXPECT_THAT(WhyRefused(Many(500, of(R"({"minLength": 4000})"))), HasSubstr("take too long"));
-  EXPECT_THAT(WhyRefused(Many(150, of(R"({"multipleOf": 900})"))), HasSubstr("take too long"));
-  EXPECT_THAT(WhyRefused(Many(400, of(R"({"pattern": "^.*a.*a.*ax[^b]*.?.?.?.?.?.?$"})"))),
+  EXPECT_THAT(WhyRefusedInGrammar(Many(20, of(R"({"maxLength": 64})"))),
               HasSubstr("take too long"));
-  EXPECT_THAT(WhyRefused(of(R"({"pattern": "^[a-z]{1,60}-[a-z]{1,60}$"})")),
+  EXPECT_THAT(WhyRefusedInGrammar(Many(500, of(R"({"minLength": 4000})"))),
               HasSubstr("take too long"));
-  EXPECT_THAT(WhyRefused(of(R"({"patternProperties": {"^[a-z]{1,60}-[a-z]{1,60}$": {}}})")),
+  EXPECT_THAT(WhyRefusedInGrammar(Many(150, of(R"({"multipleOf": 900})"))),
               HasSubstr("take too long"));
+  EXPECT_THAT(WhyRefusedInGrammar(Many(400, of(R"({"pattern": "^.*a.*a.*ax[^b]*.?.?.?.?.?.?$"})"))),
+              HasSubstr("take too long"));
+  EXPECT_THAT(WhyRefusedInGrammar(of(R"({"pattern": "^[a-z]{1,60}-[a-z]{1,60}$"})")),
+              HasSubstr("take too long"));
+  EXPECT_THAT(
+      WhyRefusedInGrammar(of(R"({"patternProperties": {"^[a-z]{1,60}-[a-z]{1,60}$": {}}})")),
+      HasSubstr("take too long"));
   std::string optional;
   for (int i = 0; i < 60; ++i) optional += ".?";
-  EXPECT_THAT(WhyRefused(Json{{"pattern", optional}}), HasSubstr("take too long"));
-  EXPECT_EQ(WhyRefused(Many(15, of(R"({"maxLength": 64})"))), "");
-  EXPECT_EQ(WhyRefused(Many(15, of(R"({"maxLength": 1000})"))), "");
-  EXPECT_EQ(WhyRefused(Many(100, of(R"({"type": "string", "format": "date-time"})"))), "");
-  EXPECT_EQ(WhyRefused(Many(40, of(R"({"pattern": "^[A-Z]{3}-[0-9]{4}$"})"))), "");
+  EXPECT_THAT(WhyRefusedInGrammar(Json{{"pattern", optional}}), HasSubstr("take too long"));
+  EXPECT_EQ(WhyRefusedInGrammar(Many(15, of(R"({"maxLength": 64})"))), "");
+  EXPECT_EQ(WhyRefusedInGrammar(Many(15, of(R"({"maxLength": 1000})"))), "");
+  EXPECT_EQ(WhyRefusedInGrammar(Many(100, of(R"({"type": "string", "format": "date-time"})"))), "");
+  EXPECT_EQ(WhyRefusedInGrammar(Many(40, of(R"({"pattern": "^[A-Z]{3}-[0-9]{4}$"})"))), "");
+}
+
+TEST(SchemaCheck, WhatIsFollowedBesideTheGrammarCostsItNothing) {
+  const auto of = [](const char* text) { return Json::parse(text); };
+  EXPECT_EQ(WhyRefused(Many(500, of(R"({"type": "string", "maxLength": 65536})"))), "");
+  EXPECT_EQ(WhyRefused(Many(20, of(R"({"pattern": "^[a-z]{1,60}-[a-z]{1,60}$"})"))), "");
+  EXPECT_EQ(WhyRefused(R"({"pattern": "^(a*b)+$", "minLength": 3, "maxLength": 90000})"), "");
+  EXPECT_EQ(WhyRefused(R"({"type": "string", "format": "uuid", "maxLength": 36})"), "");
+}
+
+TEST(SchemaCheck, TextsThatCannotBeAreRefused) {
+  EXPECT_THAT(WhyRefused(R"({"minLength": 3, "maxLength": 2})"), HasSubstr("is more than"));
+  EXPECT_THAT(WhyRefused(R"({"pattern": "^(ab)*$", "minLength": 3, "maxLength": 3})"),
+              HasSubstr("no text is of the pattern and of the lengths beside it"));
+  EXPECT_THAT(WhyRefused(R"({"pattern": "a[^\\s\\S]"})"), HasSubstr("no text is of the pattern"));
+  EXPECT_THAT(WhyRefused(R"({"format": "uuid", "maxLength": 35})"), HasSubstr("no text"));
+  EXPECT_THAT(WhyRefused(R"({"format": "date", "pattern": "a"})"), HasSubstr("beside a pattern"));
+  EXPECT_THAT(WhyRefused(R"({"pattern": "(?=a)b"})"), HasSubstr("looks ahead"));
+  EXPECT_THAT(WhyRefused(R"({"pattern": "(a{4000}){4000}"})"), HasSubstr("repeats more than"));
+  EXPECT_THAT(
+      WhyRefused(Many(500, Json::parse(R"({"pattern": "^a{10,1000}$", "minLength": 900})"))),
+      HasSubstr("take too long to prepare"));
 }
 
 }  // namespace

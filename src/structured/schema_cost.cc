@@ -35,14 +35,16 @@ int64_t PatternCost(std::string_view pattern) {
 }
 
 // Of an object's own keywords.
-int64_t OwnCost(const Json& schema) {
-  const int64_t length = std::max(NumberOf(schema, "minLength"), NumberOf(schema, "maxLength"));
-  int64_t cost = length <= kMostUnrolled ? length : 1 + length * length / kCountedSquare;
-  cost += NumberOf(schema, "multipleOf") / kMultiplesInState;
-  if (schema.contains("format")) cost += kFormat;
-  if (const auto pattern = schema.find("pattern");
-      pattern != schema.end() && pattern->is_string()) {
-    cost += PatternCost(pattern->get_ref<const std::string&>());
+int64_t OwnCost(const Json& schema, bool has_texts) {
+  int64_t cost = NumberOf(schema, "multipleOf") / kMultiplesInState;
+  if (has_texts) {
+    const int64_t length = std::max(NumberOf(schema, "minLength"), NumberOf(schema, "maxLength"));
+    cost += length <= kMostUnrolled ? length : 1 + length * length / kCountedSquare;
+    if (schema.contains("format")) cost += kFormat;
+    if (const auto pattern = schema.find("pattern");
+        pattern != schema.end() && pattern->is_string()) {
+      cost += PatternCost(pattern->get_ref<const std::string&>());
+    }
   }
   if (const auto named = schema.find("patternProperties");
       named != schema.end() && named->is_object()) {
@@ -52,20 +54,23 @@ int64_t OwnCost(const Json& schema) {
 }
 
 // Adds to `n_values` how many values there are.
-int64_t CostOf(const Json& value, int64_t* n_values) {
-  int64_t cost = value.is_object() ? OwnCost(value) : 0;
+int64_t CostOf(const Json& value, bool texts_in_grammar, bool are_names, int64_t* n_values) {
+  int64_t cost = value.is_object() ? OwnCost(value, texts_in_grammar || are_names) : 0;
   *n_values += std::ssize(value);
-  for (const Json& inner : value) {
-    if (inner.is_structured()) cost += CostOf(inner, n_values);
+  for (const auto& item : value.items()) {
+    const bool names = value.is_object() && item.key() == "propertyNames";
+    if (item.value().is_structured()) {
+      cost += CostOf(item.value(), texts_in_grammar, names, n_values);
+    }
   }
   return cost;
 }
 
 }  // namespace
 
-int64_t SchemaCost(const Json& schema) {
+int64_t SchemaCost(const Json& schema, bool texts_in_grammar) {
   int64_t n_values = 0;
-  const int64_t cost = CostOf(schema, &n_values);
+  const int64_t cost = CostOf(schema, texts_in_grammar, /*are_names=*/false, &n_values);
   return cost + n_values / kValuesInState;
 }
 

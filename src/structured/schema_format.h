@@ -3,9 +3,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/status.h"
+#include "structured/followed_schema.h"
+
 namespace kvlathe {
 
-// `schema` is one that CheckSchema lets pass.
-nlohmann::ordered_json FormatOfSchema(nlohmann::ordered_json schema);
+// `schema` is one that CheckSchema lets pass. kInvalidArgument: what SchemaForGrammar refuses.
+StatusOr<nlohmann::ordered_json> FormatOfSchema(const nlohmann::ordered_json& schema,
+                                                TextRules rules);
 
 }  // namespace kvlathe

@@ -14,14 +14,44 @@ namespace {
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
 constexpr std::string_view kResponsePrefix = "/v1/responses/";
+constexpr std::string_view kSlotPrefix = "/slots/";
 constexpr char kNoRoute[] = "other";
 
+// Routes whose path says everything.
+struct RouteHandler {
+  const char* method;
+  std::string_view path;
+  void (*handle)(const ServiceState& state, const ExchangePtr& exchange);
+};
+constexpr RouteHandler kHandlers[] = {{"GET", "/v1/models", HandleModels},
+                                      {"POST", "/v1/completions", HandleCompletions},
+                                      {"POST", "/v1/chat/completions", HandleChat},
+                                      {"POST", "/v1/responses", HandleResponses},
+                                      {"POST", "/v1/embeddings", HandleEmbeddings},
+                                      {"POST", "/tokenize", HandleTokenize},
+                                      {"POST", "/detokenize", HandleDetokenize},
+                                      {"POST", "/apply-template", HandleApplyTemplate},
+                                      {"GET", "/tokenizer_info", HandleTokenizerInfo},
+                                      {"GET", "/props", HandleProps},
+                                      {"GET", "/slots", HandleSlots},
+                                      {"POST", "/embedding", HandleLlamaCppEmbedding},
+                                      {"POST", "/embeddings", HandleLlamaCppEmbedding},
+                                      {"POST", "/infill", HandleInfill},
+                                      {"POST", "/api/chat", HandleOllamaChat},
+                                      {"POST", "/api/generate", HandleOllamaGenerate},
+                                      {"POST", "/api/embed", HandleOllamaEmbed},
+                                      {"POST", "/api/embeddings", HandleOllamaEmbeddings},
+                                      {"GET", "/api/tags", HandleOllamaTags},
+                                      {"GET", "/api/ps", HandleOllamaRunning},
+                                      {"POST", "/api/show", HandleOllamaShow},
+                                      {"GET", "/api/version", HandleOllamaVersion}};
+
 // What OpenAI's API has and this has not, by the beginning of its paths.
-constexpr std::array<std::string_view, 18> kNotServed = {
-    "/v1/assistants",  "/v1/audio",         "/v1/batches",  "/v1/containers",  "/v1/conversations",
-    "/v1/embeddings",  "/v1/evals",         "/v1/files",    "/v1/fine_tuning", "/v1/images",
-    "/v1/moderations", "/v1/organization",  "/v1/realtime", "/v1/responses/",  "/v1/threads",
-    "/v1/uploads",     "/v1/vector_stores", "/v1/videos"};
+constexpr std::array<std::string_view, 17> kNotServed = {
+    "/v1/assistants",    "/v1/audio",    "/v1/batches",     "/v1/containers", "/v1/conversations",
+    "/v1/evals",         "/v1/files",    "/v1/fine_tuning", "/v1/images",     "/v1/moderations",
+    "/v1/organization",  "/v1/realtime", "/v1/responses/",  "/v1/threads",    "/v1/uploads",
+    "/v1/vector_stores", "/v1/videos"};
 
 bool IsBelow(std::string_view path, std::string_view prefix) {
   if (!path.starts_with(prefix)) return false;
@@ -121,17 +151,14 @@ void ApiService::Impl::Route(const ExchangePtr& exchange, const std::string& rou
     response.headers.emplace_back("Allow", found->method == "GET" ? "GET, HEAD" : found->method);
     return exchange->SendResponse(std::move(response));
   }
-  if (route == "/v1/models") return HandleModels(state_, exchange);
   if (route == "/v1/models/{id}") {
     return HandleModel(state_, exchange, DecodePath(request.path.substr(kModelPrefix.size())));
   }
-  if (route == "/v1/completions") return HandleCompletions(state_, exchange);
-  if (route == "/v1/chat/completions") return HandleChat(state_, exchange);
-  if (route == "/v1/responses") return HandleResponses(state_, exchange);
-  if (route == "/tokenize") return HandleTokenize(state_, exchange);
-  if (route == "/detokenize") return HandleDetokenize(state_, exchange);
-  if (route == "/apply-template") return HandleApplyTemplate(state_, exchange);
-  return HandleTokenizerInfo(state_, exchange);
+  if (route == "/slots/{id}") {
+    return HandleSlot(state_, exchange, DecodePath(request.path.substr(kSlotPrefix.size())));
+  }
+  const auto handler = std::ranges::find(kHandlers, route, &RouteHandler::path);
+  handler->handle(state_, exchange);
 }
 
 ApiService::ApiService(ApiContext context) : impl_(std::make_unique<Impl>(std::move(context))) {}
@@ -143,12 +170,13 @@ void ApiService::Handle(http::Request request, std::shared_ptr<http::Reply> repl
 }
 
 const std::vector<ApiRoute>& ApiService::Routes() {
-  static const std::vector<ApiRoute> kRoutes = {
-      {"GET", "/v1/models"},       {"GET", "/v1/models/{id}"},
-      {"POST", "/v1/completions"}, {"POST", "/v1/chat/completions"},
-      {"POST", "/v1/responses"},   {"POST", "/tokenize"},
-      {"POST", "/detokenize"},     {"POST", "/apply-template"},
-      {"GET", "/tokenizer_info"}};
+  static const std::vector<ApiRoute> kRoutes = [] {
+    std::vector<ApiRoute> routes = {{"GET", "/v1/models/{id}"}, {"POST", "/slots/{id}"}};
+    for (const RouteHandler& handler : kHandlers) {
+      routes.push_back({handler.method, std::string(handler.path)});
+    }
+    return routes;
+  }();
   return kRoutes;
 }
 
@@ -156,6 +184,7 @@ std::string ApiService::RouteOf(const std::string& path) {
   if (path.starts_with(kModelPrefix) && path.size() > kModelPrefix.size()) {
     return "/v1/models/{id}";
   }
+  if (path.starts_with(kSlotPrefix) && path.size() > kSlotPrefix.size()) return "/slots/{id}";
   const auto found = std::ranges::find(Routes(), path, &ApiRoute::path);
   return found == Routes().end() ? kNoRoute : found->path;
 }

@@ -56,7 +56,10 @@ struct ApiContext {
   int context_tokens = 0;                     // prompt and answer together, at most
   std::vector<int32_t> end_ids;  // at which a sequence ends (config.json and the tokenizer)
   ApiLimits limits;
-  ApiObserver* observer = nullptr;  // null: nobody looks on
+  ApiObserver* observer = nullptr;               // null: nobody looks on
+  std::string version;                           // of the server
+  SamplingParams sampling = {.temperature = 1};  // where a request says nothing else
+  int n_slots = 1;                               // sequences that may run at the same time
   double ping_seconds = 15;  // a stream in which nothing comes for so long gets a comment; 0: none
 };
 

@@ -19,7 +19,9 @@ void Exchange::Send(const Json& body) {
 
 void Exchange::SendError(const ApiError& error) {
   NoteError(error);
-  SendResponse(ErrorResponse(error));
+  http::Response response = ErrorResponse(error);
+  if (tells_errors_as_text()) response.body = Dump({{"error", error.message}});
+  SendResponse(std::move(response));
 }
 
 void Exchange::SendResponse(http::Response response) {
@@ -29,11 +31,12 @@ void Exchange::SendResponse(http::Response response) {
   Close();
 }
 
-void Exchange::BeginStream() {
+void Exchange::BeginStream(http::StreamKind kind) {
+  stream_kind_ = kind;
   streams_ = true;
   record_.http_status = 200;
   record_.is_stream = true;
-  reply_->BeginStream();
+  reply_->BeginStream(kind);
   since_write_.Restart();
 }
 
@@ -53,7 +56,8 @@ void Exchange::Write(std::string bytes) {
 }
 
 void Exchange::PingIfIdle(double seconds) {
-  if (streams_ && since_write_.Seconds() >= seconds) Write(": ping\n\n");
+  if (!streams_ || stream_kind_ != http::StreamKind::kEvents) return;
+  if (since_write_.Seconds() >= seconds) Write(": ping\n\n");
 }
 
 void Exchange::EndStream() {
@@ -65,7 +69,11 @@ void Exchange::EndStream() {
 
 void Exchange::Fail(const ApiError& error) {
   if (!streams_) return SendError(error);
-  WriteEvent(ErrorJson(error));
+  if (stream_kind_ == http::StreamKind::kJsonLines) {
+    WriteLine({{"error", error.message}});
+  } else {
+    WriteEvent(ErrorJson(error));
+  }
   EndStream();
 }
 

@@ -36,11 +36,13 @@ class Exchange {
   void SendResponse(http::Response response);
 
   // A stream of events: "data: {...}", behind "event: NAME" where there is a name.
-  void BeginStream();
+  void BeginStream(http::StreamKind kind = http::StreamKind::kEvents);
   void WriteEvent(const Json& data, std::string_view name = {});
+  // Of a stream of JSON lines.
+  void WriteLine(const Json& data) { Write(Dump(data) + "\n"); }
   // "data: [DONE]"
   void WriteDone() { Write("data: [DONE]\n\n"); }
-  // A comment, where nothing was written for that long.
+  // A comment, where nothing was written for that long; JSON lines have none.
   void PingIfIdle(double seconds);
   void EndStream();
   // The answer is this error: all of it, or the last event of the stream.
@@ -56,6 +58,8 @@ class Exchange {
  private:
   void Write(std::string bytes);
   void Close();
+  // Whether errors are texts, as in Ollama's API, and not objects.
+  bool tells_errors_as_text() const { return record_.route.starts_with("/api/"); }
 
   http::Request request_;
   std::shared_ptr<http::Reply> reply_;
@@ -64,6 +68,7 @@ class Exchange {
   Stopwatch since_begin_;
   Stopwatch since_write_;
   bool streams_ = false;
+  http::StreamKind stream_kind_ = http::StreamKind::kEvents;
   bool is_closed_ = false;
 };
 

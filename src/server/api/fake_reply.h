@@ -19,9 +19,10 @@ class FakeReply : public http::Reply {
     ++n_answers;
     sent = std::move(response);
   }
-  void BeginStream() override {
+  void BeginStream(http::StreamKind kind = http::StreamKind::kEvents) override {
     ++n_answers;
     is_stream = true;
+    stream_kind = kind;
   }
   bool Write(std::string bytes) override {
     if (is_gone) return false;
@@ -76,6 +77,7 @@ class FakeReply : public http::Reply {
   http::Response sent;
   std::string stream;
   bool is_stream = false;
+  http::StreamKind stream_kind = http::StreamKind::kEvents;
   bool has_ended = false;
   bool is_gone = false;
   int n_answers = 0;

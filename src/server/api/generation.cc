@@ -55,8 +55,16 @@ Status Generation::Submit(std::vector<ChoicePlan> plans) {
     max_tokens_ = std::max<int64_t>(max_tokens_, plan.request.max_tokens);
     plan.request.prefix_salt = exchange_->request().tenant;
     if (!plan.drops_tokens) plan.request.answer_id = AnswerId(choices_.size(), plans.size());
+    const auto slot = std::make_shared<Slot>();
+    slot->request_id = exchange_->request().id;
+    slot->level = exchange_->record().level;
+    slot->n_prompt = std::ssize(plan.request.prompt);
+    slot->max_tokens = plan.request.max_tokens;
+    slot->sampling = plan.request.sampling;
     requests.push_back(std::move(plan.request));
     choices_.push_back(std::make_unique<Choice>(&state_.tokenizer(), std::move(plan)));
+    choices_.back()->slot = slot;
+    state_.slots().Take(slot);
   }
   for (size_t i = 0; i < requests.size(); ++i) {
     const int choice_idx = static_cast<int>(i);
@@ -118,6 +126,7 @@ FinishReason Generation::OnToken(int choice_idx, const GeneratedToken& token) {
   event.choice_idx = choice_idx;
   if (token.prompt_logprobs != nullptr) event.prompt_logprobs = *token.prompt_logprobs;
   bool is_end = false;
+  ++choice.slot->n_generated;
   if (!choice.drops_tokens) {
     ++choice.n_tokens;
     is_end = std::ranges::find(choice.end_ids, token.id) != choice.end_ids.end();
@@ -133,6 +142,7 @@ void Generation::OnFinish(int choice_idx, const RequestOutcome& outcome) {
   ChoiceEvent event;
   event.choice_idx = choice_idx;
   event.text = choice.stream.Finish();
+  choice.slot.reset();
   event.end = ChoiceEnd{outcome.finish_reason, choice.n_tokens, outcome.n_prefix_tokens,
                         outcome.n_pressed_tokens};
   // A dropped token may be the end of the sequence; the answer ended before it.

@@ -74,6 +74,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     std::vector<int32_t> end_ids;
     const bool drops_tokens;
     int64_t n_tokens = 0;
+    std::shared_ptr<Slot> slot;  // until it has finished
   };
   enum class Phase {
     kSubmitting,  // events wait

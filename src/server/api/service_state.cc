@@ -25,6 +25,7 @@ ServiceState::ServiceState(ApiContext context)
   KVL_CHECK(context_.engine != nullptr && context_.tokenizer != nullptr);
   KVL_CHECK(!context_.levels.empty() && !context_.model_names.empty());
   KVL_CHECK_GE(context_.context_tokens, 1);
+  fill_marks_ = FindFillMarks(*context_.tokenizer);
   if (context_.chat_template != nullptr) {
     chat_ends_ =
         FindChatEnds(*context_.tokenizer, context_.chat_template->answer_format(false).ends);

@@ -1,18 +1,22 @@
 // The routes share this state while the service lives.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "chat/chat_ends.h"
 #include "server/api/api_service.h"
+#include "server/api/fill_marks.h"
 #include "server/api/json_entry.h"
+#include "server/api/slot_table.h"
 #include "server/api/stream_pinger.h"
 
 namespace kvlathe::api {
 
-// Constant once made, but for the pinger, which has a lock of its own: any thread may read it.
+// Constant once made, but for the pinger and the slots, which have locks of their own: any thread
+// may read it.
 class ServiceState {
  public:
   explicit ServiceState(ApiContext context);
@@ -25,7 +29,10 @@ class ServiceState {
   const ToolSupport& tool_support() const { return *tool_support_; }
   // Where the answer of a chat ends, besides context().end_ids.
   const ChatEnds& chat_ends() const { return chat_ends_; }
+  // Of a model that fills in what stands between two texts.
+  const std::optional<FillMarks>& fill_marks() const { return fill_marks_; }
   StreamPinger& pinger() const { return pinger_; }
+  SlotTable& slots() const { return slots_; }
 
   StatusOr<Json> ParseBody(std::string_view body) const;
   // The index of a level by its name or by its index as text. kInvalidArgument, with the names.
@@ -50,6 +57,8 @@ class ServiceState {
   TextOnlySupport text_only_;
   const ToolSupport* tool_support_;
   ChatEnds chat_ends_;
+  std::optional<FillMarks> fill_marks_;
+  mutable SlotTable slots_;
   mutable StreamPinger pinger_;
 };
 

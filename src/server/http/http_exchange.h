@@ -37,6 +37,11 @@ struct Response {
   std::string body;
 };
 
+enum class StreamKind {
+  kEvents,     // server-sent events, text/event-stream
+  kJsonLines,  // a JSON object a line, application/x-ndjson
+};
+
 // Where the answer to one request goes. Every member may be called by any thread and none blocks;
 // what is written leaves in the order of the calls. A reply takes one whole response, or one
 // stream: Send once, or BeginStream, Write as often as wanted and EndStream. What comes behind the
@@ -50,9 +55,8 @@ class Reply {
   virtual ~Reply() = default;
 
   virtual void Send(Response response) = 0;
-  // Status line and headers of a stream of server-sent events (text/event-stream, chunked, no
-  // caching).
-  virtual void BeginStream() = 0;
+  // Status line and headers of a stream, chunked and without caching.
+  virtual void BeginStream(StreamKind kind = StreamKind::kEvents) = 0;
   // Bytes as they are. False: the client is gone, and nothing more need be written.
   virtual bool Write(std::string bytes) = 0;
   virtual void EndStream() = 0;

@@ -35,9 +35,10 @@ void ReplyState::Send(Response response) {
   End(Phase::kResponse, std::move(lock));
 }
 
-void ReplyState::BeginStream() {
+void ReplyState::BeginStream(StreamKind kind) {
   std::unique_lock lock(mutex_);
   if (phase_ != Phase::kNothing || is_gone_) return;
+  stream_kind_ = kind;
   phase_ = Phase::kStream;
   RequestFlush(std::move(lock));
 }
@@ -150,7 +151,7 @@ ReplyState::Output ReplyState::Take(bool keep_alive) {
 
 void ReplyState::TakeStream(bool keep_alive, Output* output) {
   const bool is_chunked = !facts_.is_http_1_0;
-  if (!is_head_taken_) output->head = StreamHead(facts_, keep_alive && is_chunked);
+  if (!is_head_taken_) output->head = StreamHead(stream_kind_, facts_, keep_alive && is_chunked);
   is_head_taken_ = true;
   output->is_last = phase_ != Phase::kStream;
   output->must_close = !keep_alive || !is_chunked || phase_ == Phase::kBrokenStream;

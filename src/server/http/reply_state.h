@@ -30,7 +30,7 @@ class ReplyState : public std::enable_shared_from_this<ReplyState> {
 
   // As Reply has them; any thread.
   void Send(Response response);
-  void BeginStream();
+  void BeginStream(StreamKind kind);
   bool Write(std::string bytes);
   void EndStream();
   void Post(std::function<void()> task);
@@ -79,6 +79,7 @@ class ReplyState : public std::enable_shared_from_this<ReplyState> {
   bool is_flush_posted_ = false;
   bool is_head_taken_ = false;
   bool is_all_taken_ = false;
+  StreamKind stream_kind_ = StreamKind::kEvents;
   Response response_;
   std::string waiting_;         // of a stream, not yet taken
   int64_t n_unsent_bytes_ = 0;  // taken, not yet written
@@ -92,7 +93,7 @@ class ReplyHandle final : public Reply {
   ~ReplyHandle() override { state_->Abandon(); }
 
   void Send(Response response) override { state_->Send(std::move(response)); }
-  void BeginStream() override { state_->BeginStream(); }
+  void BeginStream(StreamKind kind = StreamKind::kEvents) override { state_->BeginStream(kind); }
   bool Write(std::string bytes) override { return state_->Write(std::move(bytes)); }
   void EndStream() override { state_->EndStream(); }
   void Post(std::function<void()> task) override { state_->Post(std::move(task)); }

@@ -61,8 +61,10 @@ std::string ResponseHead(const Response& response, const AnswerFacts& facts, boo
   return head + "\r\n";
 }
 
-std::string StreamHead(const AnswerFacts& facts, bool keep_alive) {
-  std::string head = CommonHead(200, "text/event-stream", facts, keep_alive);
+std::string StreamHead(StreamKind kind, const AnswerFacts& facts, bool keep_alive) {
+  const std::string_view type =
+      kind == StreamKind::kEvents ? "text/event-stream" : "application/x-ndjson";
+  std::string head = CommonHead(200, type, facts, keep_alive);
   AppendHeader("Cache-Control", "no-cache", &head);
   AppendHeader("X-Accel-Buffering", "no", &head);  // nginx would collect the events otherwise
   if (!facts.is_http_1_0) AppendHeader("Transfer-Encoding", "chunked", &head);

@@ -20,9 +20,9 @@ struct AnswerFacts {
 // space.
 std::string ResponseHead(const Response& response, const AnswerFacts& facts, bool keep_alive);
 
-// Of server-sent events: chunked, but for a client of HTTP/1.0, whose connection must end behind
-// them (keep_alive is false).
-std::string StreamHead(const AnswerFacts& facts, bool keep_alive);
+// Of a stream: chunked, but for a client of HTTP/1.0, whose connection must end behind it
+// (keep_alive is false).
+std::string StreamHead(StreamKind kind, const AnswerFacts& facts, bool keep_alive);
 
 // Whether a response with this status has no body (1xx, 204, 304).
 bool HasNoBody(int status);

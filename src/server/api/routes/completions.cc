@@ -26,6 +26,7 @@ struct CompletionPrompt {
 struct CompletionRequest {
   GenerationOptions options;
   std::vector<CompletionPrompt> prompts;
+  bool is_infill = false;  // the one prompt asks for what stands between two texts
   bool echoes = false;
   std::optional<int> n_logprobs;
   std::optional<int64_t> max_tokens;  // none: the default
@@ -102,6 +103,26 @@ StatusOr<std::vector<CompletionPrompt>> ReadPrompts(const ServiceState& state, c
   return prompts;
 }
 
+// One text and `suffix` behind the answer.
+StatusOr<CompletionPrompt> PromptToFill(const ServiceState& state, const RequestFields& fields,
+                                        const CompletionRequest& request,
+                                        const std::string& suffix) {
+  KVL_RETURN_IF_ERROR(CheckFills(state, "suffix"));
+  const Json* const prompt = fields.Find("prompt");
+  if (prompt == nullptr || !prompt->is_string()) {
+    return FieldError("prompt", "beside suffix it is one text");
+  }
+  if (request.echoes || request.n_logprobs) {
+    return FieldError("suffix", "it does not go with echo and logprobs; leave it out");
+  }
+  CompletionPrompt made;
+  made.text = prompt->get<std::string>();
+  KVL_RETURN_IF_ERROR(state.CheckText(made.text, "prompt"));
+  KVL_RETURN_IF_ERROR(state.CheckText(suffix, "suffix"));
+  made.tokens = TokensToFill(state.tokenizer(), *state.fill_marks(), {}, made.text, suffix);
+  return made;
+}
+
 Status CheckPrompts(const ServiceState& state, const CompletionRequest& request) {
   if (request.n_choices() > state.limits().max_choices) {
     return FieldError(
@@ -131,14 +152,16 @@ StatusOr<CompletionRequest> ReadCompletionRequest(const ServiceState& state, con
       best_of && *best_of != n) {
     fields.Fail(FieldError("best_of", "only as many as n ({}) are generated; leave it out", n));
   }
-  if (const auto suffix = fields.String("suffix"); suffix && !suffix->empty()) {
-    fields.Fail(WithParam(Error(StatusCode::kUnimplemented,
-                                "suffix: text is not inserted in front of another; leave it out"),
-                          "suffix"));
-  }
+  const std::string suffix = fields.String("suffix").value_or("");
   const bool adds_special = fields.Bool("add_special_tokens").value_or(true);
   KVL_RETURN_IF_ERROR(fields.status());
-  KVL_ASSIGN_OR_RETURN(request.prompts, ReadPrompts(state, fields.Find("prompt"), adds_special));
+  if (suffix.empty()) {
+    KVL_ASSIGN_OR_RETURN(request.prompts, ReadPrompts(state, fields.Find("prompt"), adds_special));
+  } else {
+    KVL_ASSIGN_OR_RETURN(CompletionPrompt prompt, PromptToFill(state, fields, request, suffix));
+    request.prompts.push_back(std::move(prompt));
+    request.is_infill = true;
+  }
   KVL_RETURN_IF_ERROR(CheckPrompts(state, request));
   request.options.unknown_fields = fields.Unasked();
   return request;
@@ -253,8 +276,11 @@ std::vector<ChoicePlan> PlanChoices(const ServiceState& state, const CompletionR
     const int64_t n_prompt = std::ssize(prompt.tokens);
     const int64_t max_tokens = request.max_tokens.value_or(
         std::min<int64_t>(kDefaultMaxTokens, state.RoomBehind(n_prompt)));
-    ChoicePlan plan = PlanChoice(state, request.options, prompt.tokens,
-                                 std::max<int64_t>(max_tokens, 1), i % request.options.n_choices);
+    const std::vector<int32_t> more_ends =
+        request.is_infill ? state.fill_marks()->ends : std::vector<int32_t>();
+    ChoicePlan plan =
+        PlanChoice(state, request.options, prompt.tokens, std::max<int64_t>(max_tokens, 1),
+                   i % request.options.n_choices, more_ends);
     plan.drops_tokens = max_tokens == 0;
     plan.request.n_top_logprobs = request.n_logprobs;
     plan.request.prompt_logprobs = request.echoes && request.n_logprobs.has_value();
@@ -262,7 +288,7 @@ std::vector<ChoicePlan> PlanChoices(const ServiceState& state, const CompletionR
     // for the end of sequence, and an engine that ends there would give none of them.
     if (plan.request.prompt_logprobs) std::swap(plan.seen_end_ids, plan.request.stop_ids);
     plan.detokenizer = {.continues_text = true};
-    plan.text_before = LastTokens(prompt.tokens);
+    if (!request.is_infill) plan.text_before = LastTokens(prompt.tokens);
     plans.push_back(std::move(plan));
   }
   return plans;

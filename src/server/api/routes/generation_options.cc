@@ -121,6 +121,13 @@ void ReadStreaming(RequestFields* fields, GenerationOptions* options) {
 
 }  // namespace
 
+Status CheckFills(const ServiceState& state, const std::string& param) {
+  if (state.fill_marks()) return OkStatus();
+  return UnsupportedField(param,
+                          "this model does not fill in what stands between two texts: its "
+                          "vocabulary has no tokens for that");
+}
+
 GenerationOptions ReadGenerationOptions(const ServiceState& state, RequestFields* fields) {
   GenerationOptions options;
   ReadLevel(state, fields, &options);

@@ -28,6 +28,9 @@ struct GenerationOptions {
   std::vector<std::string> unknown_fields;
 };
 
+// Whether this model fills in what stands between two texts. kUnimplemented with `param`.
+Status CheckFills(const ServiceState& state, const std::string& param);
+
 // Reads model, kv, temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty,
 // frequency_penalty, logit_bias, seed, stop, ignore_eos, min_tokens, n, rate,
 // under_pressure, stream and stream_options. Without a seed the request gets one by chance. What is

@@ -1,0 +1,26 @@
+#include "server/api/slot_table.h"
+
+#include <algorithm>
+
+namespace kvlathe::api {
+
+void SlotTable::Take(const std::shared_ptr<Slot>& slot) {
+  const std::lock_guard lock(mutex_);
+  auto free = std::ranges::find_if(slots_, [](const auto& taken) { return taken.expired(); });
+  if (free == slots_.end()) free = slots_.emplace(slots_.end());
+  slot->id = static_cast<int>(free - slots_.begin());
+  *free = slot;
+}
+
+std::vector<std::shared_ptr<const Slot>> SlotTable::Slots(int n_least) const {
+  std::vector<std::shared_ptr<const Slot>> slots;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& slot : slots_) slots.push_back(slot.lock());
+  }
+  while (std::ssize(slots) > n_least && slots.back() == nullptr) slots.pop_back();
+  if (std::ssize(slots) < n_least) slots.resize(static_cast<size_t>(n_least));
+  return slots;
+}
+
+}  // namespace kvlathe::api
