@@ -409,7 +409,8 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
                                           .layout = *finished->layout,
                                           .tokens = finished->tokens,
                                           .n_read = finished->n_given,
-                                          .n_cache_prompt = finished->n_prompt});
+                                          .n_cache_prompt = finished->n_prompt,
+                                          .n_pressed = outcome.n_pressed_tokens});
   }
   finishing_ = finished.get();
   if (finished->on_finish) finished->on_finish(finished->id, outcome);

@@ -21,6 +21,7 @@ struct AnsweredRequest {
   std::span<const int32_t> tokens;  // what was read, and what was generated behind it
   int64_t n_read = 0;               // of them
   int64_t n_cache_prompt = 0;       // RequestOutcome
+  int64_t n_pressed = 0;            // positions that its cache held in fewer bits in the end
 };
 
 // Requests and memory at one moment.

@@ -60,6 +60,7 @@ struct ApiContext {
   std::string version;                           // of the server
   SamplingParams sampling = {.temperature = 1};  // where a request says nothing else
   int n_slots = 1;                               // sequences that may run at the same time
+  std::string prompt_folder;  // where prompts are saved by name; empty: nowhere
   double ping_seconds = 15;  // a stream in which nothing comes for so long gets a comment; 0: none
 };
 

@@ -61,6 +61,9 @@ Status Generation::Submit(std::vector<ChoicePlan> plans) {
     slot->n_prompt = std::ssize(plan.request.prompt);
     slot->max_tokens = plan.request.max_tokens;
     slot->sampling = plan.request.sampling;
+    slot->tenant = exchange_->request().tenant;
+    slot->keep_as = plan.slot_id;
+    slot->held = {.kv = slot->level, .rate = plan.request.rate, .tokens = plan.request.prompt};
     requests.push_back(std::move(plan.request));
     choices_.push_back(std::make_unique<Choice>(&state_.tokenizer(), std::move(plan)));
     choices_.back()->slot = slot;
@@ -142,6 +145,15 @@ void Generation::OnFinish(int choice_idx, const RequestOutcome& outcome) {
   ChoiceEvent event;
   event.choice_idx = choice_idx;
   event.text = choice.stream.Finish();
+  if (outcome.finish_reason == FinishReason::kStop ||
+      outcome.finish_reason == FinishReason::kLength) {
+    Slot& slot = *choice.slot;
+    slot.held.tokens.insert(slot.held.tokens.end(), outcome.tokens.begin(), outcome.tokens.end());
+    const int id = slot.keep_as.value_or(slot.id);
+    if (id < state_.context().n_slots) {
+      state_.slots().Remember(slot.tenant, id, std::move(slot.held));
+    }
+  }
   choice.slot.reset();
   event.end = ChoiceEnd{outcome.finish_reason, choice.n_tokens, outcome.n_prefix_tokens,
                         outcome.n_pressed_tokens};

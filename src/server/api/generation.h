@@ -27,6 +27,7 @@ struct ChoicePlan {
   std::vector<int32_t> seen_end_ids;
   // The tokens that the engine generates are none of the answer (max_tokens was 0).
   bool drops_tokens = false;
+  std::optional<int> slot_id;  // what the sequence held is remembered by it
 };
 
 struct ChoiceEnd {

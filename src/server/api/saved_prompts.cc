@@ -15,11 +15,11 @@
 namespace kvlathe::api {
 namespace {
 
-constexpr size_t kMaxNameBytes = 128;
+constexpr size_t kMaxFileNameBytes = 128;
 constexpr int kSavedVersion = 1;
 
 bool IsFileName(std::string_view name) {
-  return !name.empty() && name.size() <= kMaxNameBytes && name.front() != '.' &&
+  return !name.empty() && name.size() <= kMaxFileNameBytes && name.front() != '.' &&
          std::ranges::all_of(name, [](unsigned char c) {
            return std::isalnum(c) || c == '.' || c == '_' || c == '-';
          });
@@ -41,7 +41,7 @@ StatusOr<std::string> SavedPrompts::PathOf(std::string_view tenant, const std::s
   if (!IsFileName(name)) {
     return Error(StatusCode::kInvalidArgument,
                  "filename: give up to {} letters, digits, '.', '_' and '-', a '.' not first",
-                 kMaxNameBytes);
+                 kMaxFileNameBytes);
   }
   // A name says nothing of other tenants' names: each has its own files.
   return folder_ + "/" + HashOf(HashOf(tenant) + name).substr(0, 32) + "-" + name + ".json";

@@ -11,8 +11,8 @@
 
 namespace kvlathe::api {
 
-// What a sequence held: its tokens, and the cache that they were read with. Its rows are an entry of
-// the prefix store, found by the tokens, or are computed again.
+// What a sequence held: its tokens, and the cache that they were read with. Its rows are an entry
+// of the prefix store, found by the tokens, or are computed again.
 struct SavedPrompt {
   std::string kv;  // the level's name
   std::optional<double> rate;

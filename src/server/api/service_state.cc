@@ -21,6 +21,7 @@ ServiceState::ServiceState(ApiContext context)
     : context_(std::move(context)),
       text_only_(context_.chat_template),
       tool_support_(context_.tool_support == nullptr ? &text_only_ : context_.tool_support),
+      saved_prompts_(context_.prompt_folder),
       pinger_(context_.ping_seconds) {
   KVL_CHECK(context_.engine != nullptr && context_.tokenizer != nullptr);
   KVL_CHECK(!context_.levels.empty() && !context_.model_names.empty());

@@ -10,6 +10,7 @@
 #include "server/api/api_service.h"
 #include "server/api/fill_marks.h"
 #include "server/api/json_entry.h"
+#include "server/api/saved_prompts.h"
 #include "server/api/slot_table.h"
 #include "server/api/stream_pinger.h"
 
@@ -33,6 +34,7 @@ class ServiceState {
   const std::optional<FillMarks>& fill_marks() const { return fill_marks_; }
   StreamPinger& pinger() const { return pinger_; }
   SlotTable& slots() const { return slots_; }
+  const SavedPrompts& saved_prompts() const { return saved_prompts_; }
 
   StatusOr<Json> ParseBody(std::string_view body) const;
   // The index of a level by its name or by its index as text. kInvalidArgument, with the names.
@@ -59,6 +61,7 @@ class ServiceState {
   ChatEnds chat_ends_;
   std::optional<FillMarks> fill_marks_;
   mutable SlotTable slots_;
+  SavedPrompts saved_prompts_;
   mutable StreamPinger pinger_;
 };
 

@@ -1,6 +1,7 @@
 #include "server/api/slot_table.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvlathe::api {
 
@@ -21,6 +22,23 @@ std::vector<std::shared_ptr<const Slot>> SlotTable::Slots(int n_least) const {
   while (std::ssize(slots) > n_least && slots.back() == nullptr) slots.pop_back();
   if (std::ssize(slots) < n_least) slots.resize(static_cast<size_t>(n_least));
   return slots;
+}
+
+void SlotTable::Remember(const std::string& tenant, int id, SavedPrompt held) {
+  const std::lock_guard lock(mutex_);
+  held_[{tenant, id}] = std::move(held);
+}
+
+std::optional<SavedPrompt> SlotTable::Held(const std::string& tenant, int id) const {
+  const std::lock_guard lock(mutex_);
+  const auto held = held_.find({tenant, id});
+  return held == held_.end() ? std::nullopt : std::optional(held->second);
+}
+
+int64_t SlotTable::Forget(const std::string& tenant, int id) {
+  const std::lock_guard lock(mutex_);
+  const auto forgotten = held_.extract({tenant, id});
+  return forgotten.empty() ? 0 : std::ssize(forgotten.mapped().tokens);
 }
 
 }  // namespace kvlathe::api

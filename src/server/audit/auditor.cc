@@ -65,6 +65,10 @@ void Auditor::Offer(const AnsweredRequest& answered) {
                   .n_generated = request.max_tokens});
   if (!choice_.has_value() || request.rate.has_value()) {
     if (answered_by_none) return;
+    // A replay would hold what it held only at first.
+    if (answered.n_pressed > 0) {
+      return Skip({request.level, &answered.layout, RoundedRate(request.rate)}, "pressed");
+    }
     return Enqueue(answer, {request.level, &answered.layout, RoundedRate(request.rate)});
   }
   for (int l = 0; l < std::ssize(models_.levels); ++l) {

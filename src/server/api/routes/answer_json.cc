@@ -52,6 +52,7 @@ ChoicePlan PlanChoice(const ServiceState& state, const GenerationOptions& option
         std::make_shared<MinTokensConstraint>(request.stop_ids, options.min_tokens);
   }
   plan.stops = options.stops;
+  plan.slot_id = options.slot_id;
   return plan;
 }
 

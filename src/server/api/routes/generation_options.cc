@@ -136,6 +136,8 @@ GenerationOptions ReadGenerationOptions(const ServiceState& state, RequestFields
   ReadStreaming(fields, &options);
   options.rate = fields->Number("rate", 0, 1);
   options.refuses_pressure = !fields->Bool("under_pressure").value_or(true);
+  const auto slot_id = fields->Integer("id_slot", -1, state.context().n_slots - 1);
+  if (slot_id.value_or(-1) >= 0) options.slot_id = static_cast<int>(*slot_id);
   // What OpenAI's API has for its own accounts and stores.
   for (const char* name :
        {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}) {

@@ -181,12 +181,6 @@ void HandleSlots(const ServiceState& state, const ExchangePtr& exchange) {
   exchange->Send(json);
 }
 
-void HandleSlot(const ServiceState&, const ExchangePtr& exchange, const std::string& id) {
-  exchange->SendError(
-      {501, "not_supported_error", "not_supported", "",
-       fmt::format("/slots/{}: this server saves, restores and erases no slots", id)});
-}
-
 void HandleInfill(const ServiceState& state, const ExchangePtr& exchange) {
   if (const Status status = Infill(state, exchange); !status.ok()) exchange->SendError(status);
 }
