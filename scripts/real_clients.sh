@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs clients that people use, from PyPI into .cache/clients, and runs them against `kvlathe serve` of a build:
-#   scripts/real_clients.sh                       the OpenAI package, lm-evaluation-harness, curl as the pages print it
-#   scripts/real_clients.sh openai | harness | curl
+#   scripts/real_clients.sh                       the packages of OpenAI and of Ollama, lm-evaluation-harness, curl as
+#                                                 the pages print it
+#   scripts/real_clients.sh openai | ollama | harness | curl
 # KVLATHE (build/release/bin/kvlathe) and MODEL (models/lathe-nano) may say otherwise. Needs python3-venv, and the
 # first time a network; everything else is on 127.0.0.1.
 set -euo pipefail
@@ -21,6 +22,10 @@ run_openai() {
   install openai==3.57 &&
     "$venv/bin/python" -B tests/clients/openai_client_test.py "$kvlathe" "$model"
 }
+run_ollama() {
+  install ollama==0.6.1 &&
+    "$venv/bin/python" -B tests/clients/ollama_client_test.py "$kvlathe" "$model"
+}
 run_harness() {
   # The extra has what local-completions needs; torch is not among it.
   install "lm-eval[api]==0.4.13" &&
@@ -28,12 +33,12 @@ run_harness() {
 }
 run_curl() { python3 -B tests/clients/curl_test.py "$kvlathe" "$model"; }
 
-[ $# -gt 0 ] || set -- openai harness curl
+[ $# -gt 0 ] || set -- openai ollama harness curl
 status=0
 for client in "$@"; do
   case $client in
-    openai | harness | curl) echo "scripts/real_clients.sh: $client"; "run_$client" || status=1 ;;
-    *) echo "scripts/real_clients.sh: unknown client $client; there are openai, harness and curl" >&2; exit 2 ;;
+    openai | ollama | harness | curl) echo "scripts/real_clients.sh: $client"; "run_$client" || status=1 ;;
+    *) echo "scripts/real_clients.sh: unknown client $client; there are openai, ollama, harness and curl" >&2; exit 2 ;;
   esac
 done
 exit $status

@@ -210,10 +210,10 @@ void Engine::ShareTokenBudget() {
         s->input.clear();
         continue;
       }
-      s->TakeInput(s->LacksPromptLogprobs() ? std::min(n_left, n_rows_left) : n_left);
+      s->TakeInput(s->ReadsAnew() ? std::min(n_left, n_rows_left) : n_left);
       const auto n_taken = static_cast<int64_t>(s->input.size());
       n_left -= n_taken;
-      if (s->LacksPromptLogprobs()) n_rows_left -= n_taken;
+      if (s->ReadsAnew()) n_rows_left -= n_taken;
     }
   }
 }

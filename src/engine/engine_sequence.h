@@ -74,7 +74,8 @@ struct EngineSequence {
   bool LacksPromptLogprobs() const {
     return request.prompt_logprobs && std::ssize(outcome.prompt_logprobs) < n_given;
   }
-  // Whether the prompt is computed from its beginning, whatever is stored of it.
+  // Whether the prompt is computed from its beginning, whatever is stored of it, for what every
+  // token of it gives.
   bool ReadsAnew() const { return LacksPromptLogprobs() || request.pooling.has_value(); }
   // Of the step whose `input` the cache has been extended by.
   SequenceStep::Logits WantedLogits() const;

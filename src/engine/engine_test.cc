@@ -14,6 +14,8 @@
 namespace kvlathe {
 namespace {
 
+constexpr int64_t kRoomForAll = int64_t{64} << 20;
+
 // A small random model: the engine's bookkeeping does not depend on the weights.
 class EngineTest : public ::testing::Test {
  protected:
@@ -52,6 +54,53 @@ class EngineTest : public ::testing::Test {
   ThreadPool threads_{2};
   std::unique_ptr<Model> model_;
 };
+
+TEST_F(EngineTest, PoolsTheHiddenStatesOfAPromptBesideOthers) {
+  Request mean;
+  mean.prompt = Prompt(90, 5);
+  mean.max_tokens = 1;
+  mean.pooling = Pooling::kMean;
+  Request last = mean;
+  last.pooling = Pooling::kLast;
+  Request generates;
+  generates.prompt = Prompt(60, 6);
+  generates.max_tokens = 20;
+  // What one forward says.
+  HostPool pool(kRoomForAll);
+  std::vector<float> expected_mean, expected_last;
+  {
+    SequenceCache cache(&model_->layout(), &pool);
+    ASSERT_TRUE(cache.Extend(90).ok());
+    const SequenceStep step{&cache, mean.prompt, SequenceStep::Logits::kHidden};
+    ASSERT_TRUE(model_->Forward({&step, 1}).ok());
+    expected_mean.assign(model_->hidden(0).size(), 0);
+    for (int row = 0; row < 90; ++row) {
+      for (size_t d = 0; d < expected_mean.size(); ++d) {
+        expected_mean[d] += model_->hidden(row)[d] / 90;
+      }
+    }
+    expected_last.assign(model_->hidden(89).begin(), model_->hidden(89).end());
+  }
+  const auto alone = RunTogether({generates}, kRoomForAll, {});
+  for (const int max_batch_tokens : {7, 512}) {
+    EngineOptions options = {.max_batch_tokens = max_batch_tokens};
+    options.prefix_bytes = kRoomForAll / 2;
+    const auto outcomes = RunTogether({generates, mean, last, mean}, kRoomForAll, options);
+    EXPECT_EQ(outcomes[0].tokens, alone[0].tokens);
+    for (const int i : {1, 2, 3}) {
+      EXPECT_TRUE(outcomes[i].tokens.empty());
+      EXPECT_EQ(outcomes[i].finish_reason, FinishReason::kStop);
+      const auto& expected = i == 2 ? expected_last : expected_mean;
+      ASSERT_EQ(outcomes[i].embedding.size(), expected.size());
+      for (size_t d = 0; d < expected.size(); ++d) {
+        EXPECT_NEAR(outcomes[i].embedding[d], expected[d], 1e-3) << i << ", " << d;
+      }
+    }
+  }
+  Engine engine({model_.get()}, &pool, {});
+  mean.max_tokens = 2;
+  EXPECT_EQ(engine.Submit(mean, nullptr, nullptr).status().code(), StatusCode::kInvalidArgument);
+}
 
 TEST_F(EngineTest, SequencesTogetherGiveTheTokensOfEachAlone) {
   std::vector<Request> requests;

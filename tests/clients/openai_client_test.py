@@ -48,6 +48,18 @@ class OneServerCase(unittest.TestCase):
         cls.server.__exit__()
 
 
+class EmbeddingsTest(OneServerCase):
+    def test_both_encodings_are_the_same_numbers(self):
+        # The package asks for base64 unless it is told otherwise.
+        two = self.client.embeddings.create(model="nano", input=["rain", "snow"])
+        plain = self.client.embeddings.create(model="nano", input="rain", encoding_format="float")
+        self.assertEqual(len(two.data), 2)
+        for a, b in zip(two.data[0].embedding, plain.data[0].embedding, strict=True):
+            self.assertAlmostEqual(a, b, places=6)
+        with self.assertRaises(openai.BadRequestError):
+            self.client.embeddings.create(model="nano", input="rain", dimensions=8)
+
+
 class CompletionsTest(OneServerCase):
     def test_models(self):
         self.assertEqual([model.id for model in self.client.models.list()], ["nano"])

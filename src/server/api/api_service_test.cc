@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <utility>
 
 #include "server/api/api_fixture.h"
@@ -209,6 +210,22 @@ TEST_F(ApiServiceTest, RefusesTextsThatCannotFitBeforeTheyAreTokenised) {
   // Who only asks how many tokens it has is told.
   const Json counted = LongAnswer("/tokenize", {{"prompt", giant}});
   EXPECT_GT(counted["count"].get<int>(), 256);
+}
+
+TEST(LongRequests, WhatWaitsIsBoundedWhileOneIsHandled) {
+  std::promise<void> begins, may_end;
+  LongRequests requests;
+  ASSERT_TRUE(requests.Add(LongRequests::kMinBodyBytes, [&] {
+    begins.set_value();
+    may_end.get_future().wait();
+  }));
+  begins.get_future().wait();
+  std::promise<void> ends;
+  EXPECT_TRUE(requests.Add(LongRequests::kMaxWaitingBytes, [&] { ends.set_value(); }));
+  EXPECT_FALSE(requests.Add(LongRequests::kMinBodyBytes, [] { ADD_FAILURE(); }));
+  may_end.set_value();
+  ends.get_future().wait();
+  EXPECT_TRUE(requests.Add(LongRequests::kMinBodyBytes, [] {}));
 }
 
 TEST_F(ApiServiceTest, LongBodiesAreHandledOnAnotherThread) {

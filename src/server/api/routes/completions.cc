@@ -42,8 +42,11 @@ StatusOr<CompletionPrompt> TextPrompt(const ServiceState& state, std::string tex
   KVL_RETURN_IF_ERROR(state.CheckText(text, "prompt"));
   CompletionPrompt prompt;
   prompt.tokens = state.tokenizer().Tokenize(text, adds_special);
-  // What the tokenizer adds stands in front of any text, also of none.
-  if (adds_special) prompt.n_hidden = std::ssize(state.tokenizer().Tokenize("", true));
+  // What the tokenizer adds stands in front of any text, also of none; a text that begins with it
+  // gets no second.
+  if (adds_special && prompt.tokens != state.tokenizer().Tokenize(text, false)) {
+    prompt.n_hidden = std::ssize(state.tokenizer().Tokenize("", true));
+  }
   prompt.shows_special = true;
   prompt.text = std::move(text);
   return prompt;
@@ -218,7 +221,8 @@ void CompletionWriter::Take(ChoiceEvent event) {
   const CompletionPrompt& prompt = request_.PromptOf(event.choice_idx);
   if (!std::exchange(choice.has_begun, true) && request_.echoes) choice.text = prompt.text;
   choice.text += event.text;
-  choice.logprobs.AddPrompt(event.prompt_logprobs, prompt.n_hidden, prompt.shows_special);
+  choice.logprobs.AddPrompt(event.prompt_logprobs, prompt.text, prompt.n_hidden,
+                            prompt.shows_special);
   if (event.logprobs) choice.logprobs.AddToken(*event.logprobs);
   choice.end = event.end;
   if (event.end) {

@@ -196,6 +196,25 @@ TEST_F(CompletionsTest, OffsetsCountCharactersOfTheText) {
   }
 }
 
+TEST_F(CompletionsTest, OffsetsFollowSpecialTokensThatAreWrittenInTheText) {
+  for (const bool adds_special : {true, false}) {
+    const Json choice =
+        Answer("/v1/completions", Greedy({{"prompt", "<s>Once upon</s> a time"},
+                                          {"echo", true},
+                                          {"logprobs", 0},
+                                          {"max_tokens", 1},
+                                          {"add_special_tokens", adds_special}}))["choices"][0];
+    const auto text = choice["text"].get<std::string>();
+    const Json& logprobs = choice["logprobs"];
+    for (size_t i = 0; i < logprobs["tokens"].size(); ++i) {
+      auto token = logprobs["tokens"][i].get<std::string>();
+      const auto at = logprobs["text_offset"][i].get<size_t>();
+      if (token.starts_with(' ') && text.substr(at, 1) != " ") token.erase(0, 1);
+      EXPECT_EQ(text.substr(at, token.size()), token) << i << " of " << text;
+    }
+  }
+}
+
 TEST_F(CompletionsTest, StreamsLogprobsOfEveryToken) {
   const Json body =
       Greedy({{"prompt", kPrompt}, {"max_tokens", 9}, {"logprobs", 2}, {"echo", true}});

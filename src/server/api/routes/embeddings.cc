@@ -1,11 +1,12 @@
 // Embeddings, in the forms of OpenAI, llama.cpp's server and Ollama: hidden states of texts, pooled
 // and of length 1.
-#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
-#include <cstring>
+#include <functional>
 #include <mutex>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 

@@ -1,4 +1,5 @@
 // What clients of llama.cpp's server look for: /props, /slots and /infill.
+#include <optional>
 #include <utility>
 #include <vector>
 

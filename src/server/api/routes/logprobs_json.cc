@@ -56,25 +56,31 @@ LegacyLogprobs::LegacyLogprobs(const Tokenizer* tokenizer, bool echoes,
   for (const int32_t id : text_before) detokenizer_.Push(id);
 }
 
-void LegacyLogprobs::AddPrompt(std::span<const TokenLogprobs> logprobs, int64_t n_hidden,
-                               bool shows_special) {
+void LegacyLogprobs::AddPrompt(std::span<const TokenLogprobs> logprobs, std::string_view text,
+                               int64_t n_hidden, bool shows_special) {
   for (int64_t i = 0; i < std::ssize(logprobs); ++i) {
-    const bool is_shown = i >= n_hidden && (shows_special || HasText(logprobs[i].chosen.token));
-    Add(logprobs[i], /*has_value=*/i > 0, is_shown);
+    const int32_t id = logprobs[i].chosen.token;
+    std::string shown;
+    if (i >= n_hidden && (shows_special || HasText(id))) shown = detokenizer_.Push(id);
+    // SentencePiece puts a space in front of a text, also behind a special token in it.
+    if (shown.starts_with(' ') && !text.starts_with(' ')) shown.erase(0, 1);
+    text.remove_prefix(std::min(shown.size(), text.size()));
+    Add(logprobs[i], /*has_value=*/i > 0, shown);
   }
 }
 
 void LegacyLogprobs::AddToken(const TokenLogprobs& logprobs) {
-  Add(logprobs, /*has_value=*/true, HasText(logprobs.chosen.token));
+  const int32_t id = logprobs.chosen.token;
+  Add(logprobs, /*has_value=*/true, HasText(id) ? detokenizer_.Push(id) : std::string());
 }
 
 bool LegacyLogprobs::HasText(int32_t id) const { return !tokenizer_->TokenBytes(id).empty(); }
 
-void LegacyLogprobs::Add(const TokenLogprobs& logprobs, bool has_value, bool is_shown) {
+void LegacyLogprobs::Add(const TokenLogprobs& logprobs, bool has_value, const std::string& shown) {
   const int32_t id = logprobs.chosen.token;
   tokens_.push_back(LegacyTokenText(*tokenizer_, id));
   text_offset_.push_back(n_chars_);
-  if (is_shown) n_chars_ += CountChars(detokenizer_.Push(id));
+  n_chars_ += CountChars(shown);
   if (!has_value) {
     token_logprobs_.push_back(nullptr);
     top_logprobs_.push_back(nullptr);

@@ -31,18 +31,19 @@ class LegacyLogprobs {
   // echoes: the text begins with the prompt. Otherwise it continues `text_before`.
   LegacyLogprobs(const Tokenizer* tokenizer, bool echoes, std::span<const int32_t> text_before);
 
-  // The tokens of the prompt, which the text shows but for the first n_hidden of them (BOS).
+  // The tokens of the prompt, which `text` shows but for the first n_hidden of them (BOS).
   // `logprobs` has an entry for each; the first has no value: null. shows_special: whether special
   // tokens stand in the text.
-  void AddPrompt(std::span<const TokenLogprobs> logprobs, int64_t n_hidden, bool shows_special);
+  void AddPrompt(std::span<const TokenLogprobs> logprobs, std::string_view text, int64_t n_hidden,
+                 bool shows_special);
   void AddToken(const TokenLogprobs& logprobs);
   // What was added since the last call.
   Json Take();
   bool is_empty() const { return tokens_.empty(); }
 
  private:
-  // has_value: there is something before the token; is_shown: the text has it.
-  void Add(const TokenLogprobs& logprobs, bool has_value, bool is_shown);
+  // has_value: there is something before the token; shown: what the text has of it.
+  void Add(const TokenLogprobs& logprobs, bool has_value, const std::string& shown);
   bool HasText(int32_t id) const;  // special tokens have none
 
   const Tokenizer* tokenizer_;

@@ -2,6 +2,7 @@
 #include <fmt/chrono.h>
 
 #include <chrono>
+#include <span>
 #include <utility>
 #include <vector>
 

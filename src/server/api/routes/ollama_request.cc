@@ -1,6 +1,6 @@
 #include "server/api/routes/ollama_request.h"
 
-#include <array>
+#include <algorithm>
 #include <utility>
 
 #include "server/api/api_error.h"

@@ -1,7 +1,8 @@
 // Requests of Ollama's API become what the routes of OpenAI's API read.
 #pragma once
 
-#include <optional>
+#include <cstdint>
+#include <string>
 
 #include "server/api/routes/chat_request.h"
 #include "server/api/routes/generation_options.h"

@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <sstream>
+
 #include "io/files.h"
 #include "io/scratch_folder.h"
 #include "server/api/api_fixture.h"
