@@ -172,6 +172,7 @@ Status Serve(ServeOptions options) {
   served.engine.prefix_bytes = std::min(prefix_bytes.value_or(kv_bytes / 2), kv_bytes);
   if (archive != nullptr) {
     served.engine.archive = archive.get();
+    served.api.prompt_folder = options.prefixes.folder + "/prompts";
     KVL_ASSIGN_OR_RETURN(served.engine.identities, model.Identities());
   }
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server,
