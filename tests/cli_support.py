@@ -49,7 +49,8 @@ class ChatTerminal:
     def __init__(self, model, environment, *options):
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
-            os.execvpe(KVLATHE, [KVLATHE, "chat", "-m", str(model), "--chat-template", "chatml", *options],
+            os.execvpe(KVLATHE, [KVLATHE, "chat", "-m", str(model), "--chat-template", "chatml", "--temp", "0",
+                                 *options],
                        dict(environment, TERM="xterm"))
         self.text = ""
 
@@ -107,6 +108,9 @@ class CommandLineCase(unittest.TestCase):
         self.environment = dict(os.environ, XDG_CACHE_HOME=str(CACHE))
 
     def run_verb(self, *arguments, stdin=b"", timeout=900, **options):
+        """Texts are greedy unless the arguments say how they are drawn."""
+        if arguments[:1] in (("run",), ("chat",)) and not {"--temp", "--load-session", "--help"} & set(map(str, arguments)):
+            arguments += ("--temp", "0")
         return subprocess.run([KVLATHE, *map(str, arguments)], input=stdin, capture_output=True,
                               env=self.environment, timeout=timeout, **options)
 

@@ -65,6 +65,9 @@ StatusOr<std::unique_ptr<ServingModel>> OpenServingModel(const ServingOptions& o
                            !serving->chat_template->prints_bos();
   serving->reads_control_tokens = options.chat.reads_control_tokens;
   serving->end_ids = EndIds(*workspace);
+  const bool is_random = !options.random_config.empty();
+  KVL_ASSIGN_OR_RETURN(serving->sampling,
+                       DefaultSampling(is_random ? "" : workspace->options().model));
   std::vector<std::string> specs = options.open.kv;
   if (specs.empty()) specs = {"none"};
   for (const std::string& kv : specs) {

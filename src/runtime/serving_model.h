@@ -11,6 +11,7 @@
 #include "chat/chat_template.h"
 #include "kv/blocks/block_pool.h"
 #include "runtime/chat_template_choice.h"
+#include "runtime/default_sampling.h"
 #include "runtime/open_options.h"
 #include "runtime/workspace.h"
 
@@ -35,6 +36,7 @@ struct ServingModel {
       false;  // a chosen template prints none; the model's own does where it is to be
   bool reads_control_tokens = false;  // ChatTemplateOptions
   std::vector<int32_t> end_ids;
+  SamplingParams sampling;  // where a request says nothing else (DefaultSampling)
   std::optional<BlockPool> pool;
   // The level or `none` that is uncompressed; null where there is none.
   Model* uncompressed() const;

@@ -43,6 +43,7 @@ ServedModel OpenedModel::Describe(std::vector<std::string> names, const api::Api
                    .context_tokens = workspace.context_tokens(),
                    .end_ids = model_->end_ids,
                    .limits = limits};
+  described.api.sampling = model_->sampling;
   if (described.api.model_names.empty()) described.api.model_names = {model_->name};
   described.api.chat_adds_bos = model_->chat_adds_bos;
   for (const SpecModel& level : model_->levels) {

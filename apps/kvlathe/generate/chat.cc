@@ -13,6 +13,7 @@
 #include "kvlathe/open_workspace.h"
 #include "kvlathe/prefix_options.h"
 #include "runtime/cache_loss.h"
+#include "runtime/default_sampling.h"
 #include "runtime/spec_models.h"
 
 namespace kvlathe {
@@ -161,7 +162,7 @@ Status RunChat(ChatOptions options) {
   ConversationOptions how = options.conversation;
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<PrefixArchive> archive,
                        OpenArchive(options.prefixes, NotePrefixTrouble));
-  KVL_ASSIGN_OR_RETURN(how.sampling, options.generation.Checked());
+  KVL_RETURN_IF_ERROR(options.generation.Check());
   how.stops = options.generation.stops;
   if (how.max_tokens == kUntilTheEnd) how.max_tokens = std::numeric_limits<int>::max();
   KVL_ASSIGN_OR_RETURN(options.model.model, PathOfModel(options.model.model));
@@ -175,6 +176,8 @@ Status RunChat(ChatOptions options) {
     const bool is_of_tools = note.find("tools") != std::string::npos;
     if (!is_of_tools && !how.system.empty()) fmt::print(stderr, "kvlathe: note: {}\n", note);
   }
+  KVL_ASSIGN_OR_RETURN(const SamplingParams of_model, DefaultSampling(options.model.model));
+  KVL_ASSIGN_OR_RETURN(how.sampling, options.generation.CheckedOver(of_model));
   KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "engine/stop_matcher.h"
+#include "runtime/default_sampling.h"
 
 namespace kvlathe {
 namespace {
@@ -41,10 +42,8 @@ void AddSampling(CLI::App* verb, GenerationOptions* options, const char* names,
 
 }  // namespace
 
-StatusOr<SamplingParams> GenerationOptions::Checked() const { return CheckedOver(sampling); }
-
-StatusOr<SamplingParams> GenerationOptions::CheckedOver(const SamplingParams& saved) const {
-  SamplingParams checked = saved;
+StatusOr<SamplingParams> GenerationOptions::CheckedOver(const SamplingParams& given) const {
+  SamplingParams checked = given;
   for (const auto& override_in : overrides) override_in(&checked);
   if (!logit_bias.empty()) {
     KVL_ASSIGN_OR_RETURN(checked.logit_bias, ParseLogitBias(logit_bias));
@@ -58,7 +57,9 @@ void AddGenerationOptions(CLI::App* verb, GenerationOptions* options) {
   const auto add = [&](const char* names, auto member, const char* help) {
     AddSampling(verb, options, names, member, help);
   };
-  add("--temp", &SamplingParams::temperature, "temperature, 0 is greedy");
+  options->sampling.temperature = kDefaultTemperature;
+  add("--temp", &SamplingParams::temperature,
+      "temperature, 0 is greedy; this and those below are as the model's file says, where it does");
   add("--top-k", &SamplingParams::top_k, "the k most likely tokens, 0 is all");
   add("--top-p", &SamplingParams::top_p, "the smallest set with this probability");
   add("--min-p", &SamplingParams::min_p,

@@ -19,10 +19,11 @@ struct GenerationOptions {
   // Each copies an option into its argument if the command line gives it.
   std::vector<std::function<void(SamplingParams*)>> overrides;
 
-  // `sampling` with the biases; kInvalidArgument, also for an empty stop string.
-  StatusOr<SamplingParams> Checked() const;
-  // The sampling of a saved session, with what the command line gives instead.
-  StatusOr<SamplingParams> CheckedOver(const SamplingParams& saved) const;
+  // Before the model is known; kInvalidArgument, also for an empty stop string.
+  Status Check() const { return CheckedOver(sampling).status(); }
+  // The sampling of a model (DefaultSampling) or of a saved session, with what the command line
+  // gives instead, and the biases. Errors are those of Check.
+  StatusOr<SamplingParams> CheckedOver(const SamplingParams& given) const;
 };
 
 // --temp, --top-k, --top-p, --min-p, the penalties, --logit-bias, -s, --stop. `options` outlives

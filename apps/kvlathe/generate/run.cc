@@ -14,6 +14,7 @@
 #include "kvlathe/open_workspace.h"
 #include "kvlathe/prefix_options.h"
 #include "runtime/cache_loss.h"
+#include "runtime/default_sampling.h"
 #include "runtime/spec_models.h"
 
 namespace kvlathe {
@@ -130,7 +131,8 @@ StatusOr<Request> MakeRequest(const RunVerbOptions& options, const Workspace& wo
   Request request;
   if (options.load_session.empty()) {
     request.prompt = workspace.tokenizer().Tokenize(prompt, /*add_bos=*/true);
-    KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.Checked());
+    KVL_ASSIGN_OR_RETURN(const SamplingParams of_model, DefaultSampling(workspace.options().model));
+    KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.CheckedOver(of_model));
   } else {
     request.prompt = TokenizeFurther(workspace.tokenizer(), prompt);
     KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.CheckedOver(session.sampling));
@@ -233,7 +235,7 @@ Status Run(const RunVerbOptions& options) {
   }
   // What needs no model is refused before one is loaded, and what cannot be written before it is
   // there to write.
-  KVL_RETURN_IF_ERROR(options.generation.Checked().status());
+  KVL_RETURN_IF_ERROR(options.generation.Check());
   KVL_ASSIGN_OR_RETURN(const std::string prompt, PromptText(options));
   if (!options.save_session.empty()) {
     KVL_RETURN_IF_ERROR(AtomicFile::Create(options.save_session).status());

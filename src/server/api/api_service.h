@@ -58,7 +58,7 @@ struct ApiContext {
   ApiLimits limits;
   ApiObserver* observer = nullptr;               // null: nobody looks on
   std::string version;                           // of the server
-  SamplingParams sampling = {.temperature = 1};  // where a request says nothing else
+  SamplingParams sampling = {.temperature = 0.8F};  // where a request says nothing else
   int n_slots = 1;                               // sequences that may run at the same time
   std::string prompt_folder;  // where prompts are saved by name; empty: nowhere
   double ping_seconds = 15;  // a stream in which nothing comes for so long gets a comment; 0: none

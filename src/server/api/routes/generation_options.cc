@@ -59,24 +59,26 @@ void ReadLogitBias(RequestFields* fields, int vocab_size, SamplingParams* sampli
   }
 }
 
+// `sampling` is what there is where a request says nothing.
 void ReadSampling(RequestFields* fields, int vocab_size, SamplingParams* sampling) {
-  sampling->temperature = static_cast<float>(fields->Number("temperature", 0, 100).value_or(1));
-  sampling->top_p = static_cast<float>(fields->Number("top_p", 0, 1).value_or(1));
+  const auto read = [&](const char* name, double min, double max, float* value) {
+    if (const auto number = fields->Number(name, min, max)) *value = static_cast<float>(*number);
+  };
+  read("temperature", 0, 100, &sampling->temperature);
+  read("top_p", 0, 1, &sampling->top_p);
   // vLLM has -1 for all tokens as well.
-  sampling->top_k =
-      static_cast<int>(std::max<int64_t>(fields->Integer("top_k", -1, kMaxInt).value_or(0), 0));
+  if (const auto top_k = fields->Integer("top_k", -1, kMaxInt)) {
+    sampling->top_k = static_cast<int>(std::max<int64_t>(*top_k, 0));
+  }
   if (sampling->top_p == 0) {  // as OpenAI's API takes it: the likeliest token alone
     sampling->top_p = 1;
     sampling->top_k = 1;
   }
-  sampling->min_p = static_cast<float>(fields->Number("min_p", 0, 1).value_or(0));
-  sampling->repetition_penalty =
-      static_cast<float>(fields->Number("repetition_penalty", 0.01, 100).value_or(1));
+  read("min_p", 0, 1, &sampling->min_p);
+  read("repetition_penalty", 0.01, 100, &sampling->repetition_penalty);
   sampling->repeat_last_n = -1;  // of all tokens, as vLLM
-  sampling->presence_penalty =
-      static_cast<float>(fields->Number("presence_penalty", -2, 2).value_or(0));
-  sampling->frequency_penalty =
-      static_cast<float>(fields->Number("frequency_penalty", -2, 2).value_or(0));
+  read("presence_penalty", -2, 2, &sampling->presence_penalty);
+  read("frequency_penalty", -2, 2, &sampling->frequency_penalty);
   ReadLogitBias(fields, vocab_size, sampling);
   const auto seed = fields->Integer("seed", std::numeric_limits<int64_t>::min(),
                                     std::numeric_limits<int64_t>::max());
@@ -131,6 +133,7 @@ Status CheckFills(const ServiceState& state, const std::string& param) {
 GenerationOptions ReadGenerationOptions(const ServiceState& state, RequestFields* fields) {
   GenerationOptions options;
   ReadLevel(state, fields, &options);
+  options.sampling = state.context().sampling;
   ReadSampling(fields, state.vocab_size(), &options.sampling);
   ReadStops(state.limits(), fields, &options);
   ReadStreaming(fields, &options);
