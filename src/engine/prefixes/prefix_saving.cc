@@ -29,7 +29,7 @@ PrefixArchive::Draft PrefixStore::DraftOf(const Entry& entry) const {
 bool PrefixStore::IsHeld(const PrefixArchive::Draft& draft, When when) const {
   const auto n_tokens = static_cast<int>(draft.tokens.size());
   const int n_held = archive_->CountHeld(draft);
-  if (when == When::kAtTheEnd) return n_held + kLeastTokensOnDisk > n_tokens;
+  if (when == When::kAtTheEnd) return n_held + kLeastTokens > n_tokens;
   return n_held >= kShareHeld * n_tokens;
 }
 
