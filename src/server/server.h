@@ -107,7 +107,7 @@ class Server : public api::ApiObserver {
   std::optional<AuditMetrics> audit_metrics_;  // these two with an audit
   std::unique_ptr<Auditor> auditor_;
   std::optional<Stopwatch> since_byte_kinds_;  // of the thread that steps
-  const PrefixArchive* archive_;  // null: nothing is on disk
+  const PrefixArchive* archive_;               // null: nothing is on disk
   ServingEngine engine_;
   HealthCheck health_;
   std::unique_ptr<api::ApiService> api_;

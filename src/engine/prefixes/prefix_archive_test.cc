@@ -263,7 +263,7 @@ TEST_P(ArchivedEngineTest, AConversationGoesOnAndLeavesItsLastTurn) {
     const auto server = Start();
     const RequestOutcome outcome = Run(server.get(), MakeRequest(text, 20));
     // What a file lacks of it in the end is written, but for a few tokens.
-    if (turn > 0) EXPECT_GT(outcome.n_prefix_tokens + PrefixStore::kLeastTokens, n_before);
+    if (turn > 0) EXPECT_GT(outcome.n_prefix_tokens + PrefixStore::kLeastTokensOnDisk, n_before);
     text = Joined(std::move(text), outcome.tokens);
   }
   // Ends of prompts and of answers made 16 entries. Where runs are sealed neither takes the other's

@@ -12,6 +12,7 @@ namespace {
 // An entry is not written where files give so much of it: a conversation is written each time that
 // it has grown by an eighth, and in the end.
 constexpr double kShareHeld = 7.0 / 8;
+constexpr int kTokensWrittenForOne = 32;
 // Bytes that a step copies at most, but for a layer of a long entry.
 constexpr int64_t kMostCopiedInStep = int64_t{8} << 20;
 // Bytes that wait for the disk, for a step to copy no more; and for what has to be copied at once
@@ -29,7 +30,9 @@ PrefixArchive::Draft PrefixStore::DraftOf(const Entry& entry) const {
 bool PrefixStore::IsHeld(const PrefixArchive::Draft& draft, When when) const {
   const auto n_tokens = static_cast<int>(draft.tokens.size());
   const int n_held = archive_->CountHeld(draft);
-  if (when == When::kAtTheEnd) return n_held + kLeastTokens > n_tokens;
+  if (when == When::kAtTheEnd) {
+    return n_tokens - n_held < std::max(kLeastTokensOnDisk, n_tokens / kTokensWrittenForOne);
+  }
   return n_held >= kShareHeld * n_tokens;
 }
 
