@@ -34,8 +34,8 @@ Status CheckFills(const ServiceState& state, const std::string& param);
 
 // Reads model, kv, temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty,
 // frequency_penalty, logit_bias, seed, stop, ignore_eos, min_tokens, n, rate,
-// under_pressure, id_slot, stream and stream_options. Without a seed the request gets one by chance. What is
-// wrong is the status of `fields`.
+// under_pressure, id_slot, stream and stream_options. Without a seed the request gets one by
+// chance. What is wrong is the status of `fields`.
 GenerationOptions ReadGenerationOptions(const ServiceState& state, RequestFields* fields);
 
 }  // namespace kvlathe::api
