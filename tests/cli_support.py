@@ -110,7 +110,7 @@ class CommandLineCase(unittest.TestCase):
     def run_verb(self, *arguments, stdin=b"", timeout=900, **options):
         """Texts are greedy unless the arguments say how they are drawn."""
         if arguments[:1] in (("run",), ("chat",)) and not {"--temp", "--load-session", "--help"} & set(map(str, arguments)):
-            arguments += ("--temp", "0")
+            arguments = (arguments[0], "--temp", "0", *arguments[1:])
         return subprocess.run([KVLATHE, *map(str, arguments)], input=stdin, capture_output=True,
                               env=self.environment, timeout=timeout, **options)
 

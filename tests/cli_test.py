@@ -248,7 +248,7 @@ class CommandLine(cli_support.CommandLineCase):
 
     def test_interrupted_run_saves_its_session(self):
         session = self.folder / "session"
-        run = [KVLATHE, "run", "-m", MODEL, "--ignore-eos", "-n"]
+        run = [KVLATHE, "run", "-m", MODEL, "--temp", "0", "--ignore-eos", "-n"]
         process = subprocess.Popen([*run, "900", "-p", "Who", "--save-session", session], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, env=self.environment)
         process.stdout.read(4)
@@ -712,14 +712,14 @@ class CommandLine(cli_support.CommandLineCase):
             wholes.append(self.json_of("run", "-m", MODEL, "-f", path, "-n", 8, "--deterministic"))
         self.assertIn((second["prompt_tokens"], second["ids"]),
                       [(whole["prompt_tokens"], whole["ids"]) for whole in wholes])
-        # /rate gives the cache up. At rate 0 of a folded basis nothing else changes, drawn tokens neither.
+        # A cache has one rate, and /rate with the same one finds it again. Drawn tokens are the same.
         options += ["--kv", "fdc(rate=0.5,resident=full)", "--rate", 0, "--temp", 0.8, "--seed", 3,
                     "--presence-penalty", 0.5]
         messages = ["Who are you?", "And where?", "Why?"]
         kept = self.chat(*messages, options=options)
         again = self.chat(*(line for m in messages for line in ("/rate 0", m)), options=options)
         self.assertEqual([a["cached_tokens"] > 0 for a in kept], [False, True, True])
-        self.assertEqual([a["cached_tokens"] for a in again], [0, 0, 0])
+        self.assertEqual([a["cached_tokens"] for a in again], [a["cached_tokens"] for a in kept])
         self.assertEqual([a["ids"] for a in kept], [a["ids"] for a in again])
         # Where reading a message token by token takes longer than reading all, all is read.
         options = ["--chat-template", "chatml", "--kv", "h2o(keep=0.5)"]

@@ -31,7 +31,7 @@ class InstalledLibraryTest(unittest.TestCase):
     def assert_runs(self, program, **environment):
         done = run(program, MODEL, CACHE, PROMPT, **environment)
         self.assertEqual(done.returncode, 0, done.stderr)
-        same = run(PREFIX / "bin/kvlathe", "run", "-m", MODEL, "--kv", CACHE, "-p", PROMPT, "-n", 32)
+        same = run(PREFIX / "bin/kvlathe", "run", "-m", MODEL, "--kv", CACHE, "-p", PROMPT, "-n", 32, "--temp", 0)
         self.assertEqual(same.returncode, 0, same.stderr)
         self.assertEqual(PROMPT + done.stdout, same.stdout.removesuffix("\n"))
         self.assertGreater(len(done.stdout), 20)

@@ -36,7 +36,7 @@ struct ServeOptions {
   api::ApiLimits limits;
   std::string prefix_memory;  // --prefix-memory, as it was written
   PrefixOptions prefixes;
-  std::string audit_memory;   // --audit-memory, likewise
+  std::string audit_memory;  // --audit-memory, likewise
   EngineOptions engine = {.max_waiting = 256, .prompt_share = 0.85};
   server::ServerOptions server;
 };

@@ -56,12 +56,12 @@ struct ApiContext {
   int context_tokens = 0;                     // prompt and answer together, at most
   std::vector<int32_t> end_ids;  // at which a sequence ends (config.json and the tokenizer)
   ApiLimits limits;
-  ApiObserver* observer = nullptr;               // null: nobody looks on
-  std::string version;                           // of the server
+  ApiObserver* observer = nullptr;                  // null: nobody looks on
+  std::string version;                              // of the server
   SamplingParams sampling = {.temperature = 0.8F};  // where a request says nothing else
-  int n_slots = 1;                               // sequences that may run at the same time
+  int n_slots = 1;                                  // sequences that may run at the same time
   std::string prompt_folder;  // where prompts are saved by name; empty: nowhere
-  double ping_seconds = 15;  // a stream in which nothing comes for so long gets a comment; 0: none
+  double ping_seconds = 15;   // a stream in which nothing comes for so long gets a comment; 0: none
 };
 
 struct ApiRoute {
