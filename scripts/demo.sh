@@ -49,7 +49,7 @@ for kv in "${caches[@]}"; do arguments+=(--kv "$kv"); done
 for kv in "${shown[@]}"; do
   echo
   echo "--kv $kv"
-  "$kvlathe" run -m "$model" --kv "$kv" -p "$prompt" -n 64
+  "$kvlathe" run -m "$model" --kv "$kv" -p "$prompt" -n 64 --temp 0
 done
 
 [ "$name" = smollm2 ] || exit 0
@@ -58,4 +58,4 @@ echo "A conversation with --kv 'lathe(ratio=4)'"
 for message in 'What is the capital of France?' 'And of Italy?' 'Name three rivers of Europe.'; do
   echo "> $message" >&2
   echo "$message"
-done | "$kvlathe" chat -m "$model" --kv 'lathe(ratio=4)' -n 64
+done | "$kvlathe" chat -m "$model" --kv 'lathe(ratio=4)' -n 64 --temp 0

@@ -118,8 +118,8 @@ void EngineSequence::TakeInput(int64_t n_max) {
 }
 
 SequenceStep::Logits EngineSequence::WantedLogits() const {
-  // The last token of a prompt tells none of it.
   if (request.pooling) return SequenceStep::Logits::kHidden;
+  // The last token of a prompt tells none of it.
   if (LacksPromptLogprobs() && n_cached() >= std::ssize(outcome.prompt_logprobs)) {
     return SequenceStep::Logits::kAll;
   }

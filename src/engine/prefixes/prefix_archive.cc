@@ -11,8 +11,7 @@ namespace {
 
 // Files beyond these are as if they were not there; the least recently used first.
 constexpr size_t kMostFiles = 4096;
-// Fewer are computed faster, and to read so many costs as much as to compute one.
-constexpr int kLeastTokensToRead = 16;
+// To read so many costs as much as to compute one.
 constexpr int kTokensReadForOne = 32;
 // A file goes when a newer one gives so much of it: of a conversation stays its last turn.
 constexpr double kShareToReplace = 7.0 / 8;
@@ -97,7 +96,7 @@ PrefixArchive::Found PrefixArchive::Find(const PrefixQuestion& question, int64_t
     const int n_equal = CommonTokens(question.sharable(), facts.tokens);
     best.n_common = std::max(best.n_common, n_equal);
     const auto n_read = static_cast<int>(facts.tokens.size());
-    const int n_least = n_known + std::max(kLeastTokensToRead, n_read / kTokensReadForOne);
+    const int n_least = n_known + std::max(kLeastSharedTokens, n_read / kTokensReadForOne);
     if (n_equal < n_least || n_equal <= best.offer.n_tokens) continue;
     const PrefixOffer offer = OfferOf(question, n_equal, facts.n_prompt, [&](int64_t n_prompt) {
       return MostShareableOf(facts, *question.key->layout, n_equal, n_prompt);

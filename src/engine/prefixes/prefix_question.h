@@ -11,6 +11,9 @@
 
 namespace kvlathe {
 
+// Fewer tokens are read faster than they are found.
+inline constexpr int kLeastSharedTokens = 16;
+
 // What has to be equal besides the tokens. A layout belongs to one model and one rate, so it stands
 // for the weights, the basis and the spec.
 struct PrefixKey {

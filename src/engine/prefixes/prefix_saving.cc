@@ -60,13 +60,14 @@ void PrefixStore::Restore(const Question& question, const std::string& file,
   const PrefixKey& key = *question.key;
   auto cache = std::make_unique<SequenceCache>(key.layout, pool_);
   const SequencePlace place = {*key.identity, key.layout, std::numeric_limits<int>::max()};
+  const std::string path = archive_->options().folder + "/" + file;
   Status status;
   do {
-    status = RestoreSequence(std::as_bytes(std::span(sequence)), file, place, cache.get()).status();
+    status = RestoreSequence(std::as_bytes(std::span(sequence)), path, place, cache.get()).status();
   } while (status.code() == StatusCode::kResourceExhausted && EvictOldest());
   if (status.code() == StatusCode::kResourceExhausted) return;  // it stays on disk
   if (status.ok() && cache->n_tokens() != std::ssize(tokens)) {
-    status = Error(StatusCode::kDataLoss, "{}: damaged: {} positions for {} tokens", file,
+    status = Error(StatusCode::kDataLoss, "{}: damaged: {} positions for {} tokens", path,
                    cache->n_tokens(), tokens.size());
   }
   if (!status.ok()) return archive_->Refuse(file, status);

@@ -37,8 +37,7 @@ namespace kvlathe {
 // For the thread that steps the engine alone.
 class PrefixStore {
  public:
-  // Fewer tokens are read faster than they are found.
-  static constexpr int kLeastTokens = 16;
+  static constexpr int kLeastTokens = kLeastSharedTokens;
   static constexpr int kMaxEntries = 4096;
 
   // Fewer are computed faster than a file is written and read.

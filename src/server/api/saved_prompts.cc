@@ -3,10 +3,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <nlohmann/json.hpp>
 
-#include "base/sha256.h"
+#include "engine/prefixes/prefix_file.h"
 #include "io/atomic_file.h"
 #include "io/files.h"
 #include "io/json_checksum.h"
@@ -25,12 +26,6 @@ bool IsFileName(std::string_view name) {
          });
 }
 
-std::string HashOf(std::string_view text) {
-  Sha256 hash;
-  hash.Add(std::as_bytes(std::span(text)));
-  return hash.HexDigest();
-}
-
 }  // namespace
 
 StatusOr<std::string> SavedPrompts::PathOf(std::string_view tenant, const std::string& name) const {
@@ -44,7 +39,7 @@ StatusOr<std::string> SavedPrompts::PathOf(std::string_view tenant, const std::s
                  kMaxFileNameBytes);
   }
   // A name says nothing of other tenants' names: each has its own files.
-  return folder_ + "/" + HashOf(HashOf(tenant) + name).substr(0, 32) + "-" + name + ".json";
+  return folder_ + "/" + DigestOf({tenant, name}).substr(0, 32) + "-" + name + ".json";
 }
 
 StatusOr<int64_t> SavedPrompts::Save(std::string_view tenant, const std::string& name,
