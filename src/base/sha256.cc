@@ -91,4 +91,14 @@ std::string Sha256::HexDigest() const {
   return digest;
 }
 
+std::string DigestOf(std::initializer_list<std::string_view> texts) {
+  Sha256 hash;
+  for (const std::string_view text : texts) {
+    const uint64_t n_bytes = text.size();
+    hash.Add(std::as_bytes(std::span(&n_bytes, 1)));
+    hash.Add(std::as_bytes(std::span(text)));
+  }
+  return hash.HexDigest();
+}
+
 }  // namespace kvlathe

@@ -4,8 +4,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/sha256_instructions.h"
 
@@ -34,5 +36,8 @@ class Sha256 {
   uint64_t n_bytes_ = 0;
   bool with_instructions_;
 };
+
+// Of these texts, each with its length before it, so that no two lists of texts are alike.
+std::string DigestOf(std::initializer_list<std::string_view> texts);
 
 }  // namespace kvlathe

@@ -45,5 +45,12 @@ TEST(Sha256, IsTheSameHoweverTheBytesAreCut) {
   }
 }
 
+TEST(Sha256, DigestsTellListsOfTextsApart) {
+  EXPECT_EQ(DigestOf({"ab", "c"}).size(), 64u);
+  EXPECT_EQ(DigestOf({"ab", "c"}), DigestOf({"ab", "c"}));
+  EXPECT_NE(DigestOf({"ab", "c"}), DigestOf({"a", "bc"}));
+  EXPECT_NE(DigestOf({"abc"}), DigestOf({"abc", ""}));
+}
+
 }  // namespace
 }  // namespace kvlathe

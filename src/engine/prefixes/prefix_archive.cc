@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/sha256.h"
 
 namespace kvlathe {
 namespace {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/sha256.h"
 #include "engine/engine.h"
 #include "engine/small_model.h"
 #include "io/file_size_limit.h"

@@ -52,16 +52,6 @@ bool ReadFacts(ByteReader* reader, PrefixFacts* facts) {
 
 }  // namespace
 
-std::string DigestOf(std::initializer_list<std::string_view> texts) {
-  Sha256 hash;
-  for (const std::string_view text : texts) {
-    const uint64_t n_bytes = text.size();
-    hash.Add(std::as_bytes(std::span(&n_bytes, 1)));
-    hash.Add(std::as_bytes(std::span(text)));
-  }
-  return hash.HexDigest();
-}
-
 std::string PrefixFileName(const PrefixFacts& facts) {
   const auto text_of = [](const auto* data, size_t n) {
     return std::string_view(reinterpret_cast<const char*>(data), n * sizeof(*data));

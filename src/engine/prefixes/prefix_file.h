@@ -22,7 +22,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,9 +39,6 @@ struct PrefixFacts {
   int64_t reference_bytes = 0;
   std::vector<int32_t> tokens;  // as many as the cache holds
 };
-
-// SHA-256 of these texts, each with its length, as 64 hexadecimal digits.
-std::string DigestOf(std::initializer_list<std::string_view> texts);
 
 // The name of the file with these facts: equal entries have equal names.
 std::string PrefixFileName(const PrefixFacts& facts);

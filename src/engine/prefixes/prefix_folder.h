@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/sha256.h"
 #include "base/status.h"
 #include "engine/prefixes/prefix_file.h"
 #include "io/atomic_file.h"

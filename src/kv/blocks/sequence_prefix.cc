@@ -1,5 +1,6 @@
 // What sequences that begin with the same tokens share.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -42,10 +43,7 @@ struct Held {
 
 std::vector<RunExtent> ExtentsOf(std::span<const SealedRun> runs) {
   std::vector<RunExtent> extents;
-  for (const SealedRun& run : runs) {
-    extents.push_back(
-        {run.first_block, run.n_blocks, run.is_prompt, run.is_repaired, run.entry_class});
-  }
+  std::ranges::transform(runs, std::back_inserter(extents), ExtentOf);
   return extents;
 }
 

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <nlohmann/json.hpp>
 
-#include "engine/prefixes/prefix_file.h"
+#include "base/sha256.h"
 #include "io/atomic_file.h"
 #include "io/files.h"
 #include "io/json_checksum.h"

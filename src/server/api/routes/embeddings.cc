@@ -5,11 +5,11 @@
 #include <cmath>
 #include <functional>
 #include <mutex>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "server/api/api_error.h"
 #include "server/api/routes/answer_json.h"
 #include "server/api/routes/generation_options.h"
@@ -26,6 +26,7 @@ struct EmbeddingRequest {
   std::vector<std::vector<int32_t>> prompts;
   Pooling pooling = Pooling::kMean;
   bool is_base64 = false;
+  double seconds = 0;  // that it took
   // Makes the answer of embeddings that are in the order of the prompts.
   std::function<Json(const EmbeddingRequest&, std::vector<std::vector<float>>)> answer;
 
@@ -35,22 +36,6 @@ struct EmbeddingRequest {
     return n;
   }
 };
-
-std::string Base64(std::span<const std::byte> bytes) {
-  constexpr std::string_view kDigits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string text;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    uint32_t bits = 0;
-    for (size_t j = i; j < i + 3; ++j) {
-      bits = bits << 8 | (j < bytes.size() ? std::to_integer<uint32_t>(bytes[j]) : 0);
-    }
-    for (size_t j = 0; j < 4; ++j) {
-      text += i + j > bytes.size() ? '=' : kDigits[bits >> (18 - 6 * j) & 63];
-    }
-  }
-  return text;
-}
 
 void Normalise(std::vector<float>* numbers) {
   double sum = 0;
@@ -100,7 +85,10 @@ Status ReadInputs(const ServiceState& state, const char* name, const Json* input
 }
 
 Json NumbersJson(const EmbeddingRequest& request, const std::vector<float>& numbers) {
-  if (request.is_base64) return Base64(std::as_bytes(std::span(numbers)));
+  if (request.is_base64) {
+    const auto* const bytes = reinterpret_cast<const char*>(numbers.data());
+    return absl::Base64Escape({bytes, numbers.size() * sizeof(float)});
+  }
   return numbers;
 }
 
@@ -129,8 +117,8 @@ Json LlamaCppAnswer(const EmbeddingRequest&, std::vector<std::vector<float>> emb
 Json OllamaAnswer(const EmbeddingRequest& request, std::vector<std::vector<float>> embeddings) {
   return {{"model", request.options.model},
           {"embeddings", std::move(embeddings)},
-          {"total_duration", 0},
-          {"load_duration", 0},
+          {"total_duration", static_cast<int64_t>(request.seconds * 1e9)},
+          {"load_duration", 0},  // the model is there
           {"prompt_eval_count", request.n_tokens()}};
 }
 
@@ -215,6 +203,7 @@ void EmbeddingRun::AnswerAll() {
   exchange_->record().finish_reason = failure_.ok() ? "stop" : "error";
   if (!failure_.ok()) return exchange_->SendError(ApiErrorOf(failure_, /*is_refusal=*/false));
   for (std::vector<float>& embedding : embeddings_) Normalise(&embedding);
+  request_.seconds = exchange_->seconds();
   exchange_->Send(request_.answer(request_, std::move(embeddings_)));
 }
 

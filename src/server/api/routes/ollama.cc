@@ -2,7 +2,6 @@
 #include <fmt/chrono.h>
 
 #include <chrono>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -158,13 +157,6 @@ Json DetailsOf(const ServiceState& state) {
           {"families", {family}}, {"parameter_size", ""}, {"quantization_level", ""}};
 }
 
-// Clients want a digest for each model, and take its first digits for an id.
-std::string DigestOf(const std::string& name) {
-  Sha256 digest;
-  digest.Add(std::as_bytes(std::span(name)));
-  return digest.HexDigest();
-}
-
 Json ListedModels(const ServiceState& state) {
   const ApiContext& context = state.context();
   const int64_t n_bytes = context.levels.front().model->weight_bytes();
@@ -175,7 +167,7 @@ Json ListedModels(const ServiceState& state) {
                       {"model", name},
                       {"modified_at", Rfc3339(since)},
                       {"size", n_bytes},
-                      {"digest", DigestOf(name)},
+                      {"digest", DigestOf({name})},  // clients take its first digits for an id
                       {"details", DetailsOf(state)}});
   }
   return models;
