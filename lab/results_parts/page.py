@@ -19,8 +19,8 @@ whose answer is another one than that of `none`, right or wrong. Commands with `
 same command wrote with `--kv none` and `--predictions` in place of `--baseline`."""
 UNDECIDED_LEGEND = """A task on which `none` is not three standard errors above chance tells caches apart by luck: it is measured with
 `none` alone and decides nothing:"""
-LARGE_LEGEND = """Of a model of this size the caches are measured that need no calibration, and tasks are answered
-with products that round rows to 8 bits, as `run` and `serve` do."""
+LARGE_LEGEND = """Of a model of this size fewer caches are measured, on fewer tokens, and tasks are answered with
+products that round rows to 8 bits, as `run` and `serve` do."""
 KEPT_LEGEND = "A cache keeps 99% of the model on a text where its KL is at most 0.013, about 1% of perplexity."
 KEPT_TASKS_LEGEND = """Of the tasks that decide two numbers say it: in how many the score is at least 99% of that of `none`, and in how
 many it is not lower than that by more than one standard error of the paired difference (where nothing is lost, one task in six

@@ -53,11 +53,14 @@ GSM8K_SHOTS = "cot_prompts/gsm8k_prompt_original.txt"
 JAPANESE = "japanese/manual.txt"  # Debian's of man, apt-get and dpkg, as plain text
 PREDICTED = ("lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)")
 
-# Of a model of a billion parameters and more, which reads some 60 tokens a second on two cores: caches that need no calibration.
+# Of a model of a billion parameters and more, which reads some 60 tokens a second on two cores. lathe's maps come with kvlathe.
 LARGE_BYTES = 512 << 20  # of weights
 LARGE = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "q8_0(newest=32)", "q4_0(newest=32)", "int8(newest=32)",
-         "kivi(bits=3,group=64,newest=32)", "gear(bits=2,newest=32)", "snapkv(keep=0.5)", "h2o(keep=0.5)"]
-LARGE_TASKS = ["none", "kivi(bits=4,group=64,newest=32)"]
+         "kivi(bits=3,group=64,newest=32)", "gear(bits=2,newest=32)", "snapkv(keep=0.5)", "h2o(keep=0.5)", "lathe(ratio=4)", "lathe(ratio=6)",
+         "lathe(ratio=8)"]
+LARGE_TASKS = ["none", "kivi(bits=4,group=64,newest=32)", "lathe(ratio=4)", "lathe(ratio=8)"]
+LARGE_LONG = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=4)", "lathe(ratio=8)"]
+LARGE_NEEDLES = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=8)"]
 
 SMALL = ["none", "int8", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "gear(bits=2,newest=32)",
          "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "snapkv(keep=0.5)", "h2o(keep=0.5)", *BASES]
@@ -252,13 +255,23 @@ def main_specs(setup):
 def large_parts(setup):
     """What a machine of two cores measures in some hours. Tasks are answered with products as `run` and `serve` have them."""
     rounded = "--weights-exact=false"
+
+    def needle(n_tokens, n_examples):
+        """An identifier, which has to be copied exactly: what caches of few bits lose first."""
+        return task(setup, f"needle/{n_tokens}", f"an identifier (UUID) in {n_tokens} tokens of a novel", "needle(kind=uuids)",
+                    ("--task-text", f"{setup.data}/{NOVEL}", "--task-length", str(n_tokens), "--task-count", str(n_examples), rounded),
+                    LARGE_NEEDLES, data=(NOVEL,))
+
     problems = prepare.Prepared("build/results/humaneval.jsonl", prepare.unpacked(f"{setup.data}/{PROGRAMS}"))
     return [
         compared(setup, "quality", "WikiText-2 test, 2 windows of 2048 tokens", LARGE, "wiki", 2, 2048, WIKI, n_together=5),
+        compared(setup, "long", "WikiText-2 test, a window of 8192 tokens", LARGE_LONG, "wiki", 1, 8192, WIKI, n_together=5),
         task(setup, "tasks/gsm8k", "GSM8K", f"gsm8k:{setup.data}/gsm8k/test.jsonl",
              ("--task-count", "50", "--shots", f"{setup.data}/{GSM8K_SHOTS}", rounded), LARGE_TASKS, data=("gsm8k/test.jsonl", GSM8K_SHOTS)),
         task(setup, "tasks/humaneval", "HumanEval, pass@1", f"humaneval:{problems.path}", ("--task-count", "164", rounded), LARGE_TASKS,
              data=(PROGRAMS,), prepared=(problems,), problems=f"{setup.data}/{PROGRAMS}"),
+        needle(4000, 10),
+        needle(16000, 4),
     ]
 
 

@@ -244,7 +244,7 @@ class LargeModelTest(TreeCase):
     def test_caches_of_a_text_are_measured_together_and_recorded_alone(self):
         done = self.run_big("--only", "quality")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual([call.count("--kv") for call in self.calls()], [5, 5])
+        self.assertEqual([call.count("--kv") for call in self.calls()], [5, 5, 3])
         self.assertEqual(self.store("big").measured("quality"), sorted(plan.LARGE))
         record = self.store("big").records["quality", "q8_0(newest=32)"]
         self.assertEqual(self.store("big").command_of(record), "kvlathe compare -m models/fetched/big.gguf -c 2048 --text "
@@ -252,8 +252,7 @@ class LargeModelTest(TreeCase):
         self.assertEqual(self.results_py("page", self.root / "docs/results/big.json").returncode, 0)
         text = (self.root / "docs/results/big.md").read_text(encoding="utf-8")
         self.assertIn("| `q8_0(newest=32)` | 25.0 | no (0.0200) |", text)
-        self.assertIn("that need no calibration", text)
-        self.assertNotIn("lathe is beaten", text)
+        self.assertIn("fewer caches are measured", text)
 
     def test_one_that_fails_does_not_take_the_others_with_it(self):
         done = self.run_big("--only", "quality", FAKE_FAIL=f"compare {plan.LARGE[4]}")
@@ -267,7 +266,7 @@ class LargeModelTest(TreeCase):
             self.skipTest(done.stdout)
         self.assertEqual(done.returncode, 0, done.stderr)
         store = self.store("big")
-        none, other = (store.result("tasks/humaneval", kv) for kv in plan.LARGE_TASKS)
+        none, other = (store.result("tasks/humaneval", kv) for kv in plan.LARGE_TASKS[:2])
         self.assertEqual((none["metric"], none["score"], none["chance"], none["passed"]), ("pass_at_1", 1, 0, 4))
         self.assertEqual((other["score"], other["score_change"], other["flips"], other["failed"]), (0.75, -0.25, 0.25, 1))
         command = store.command_of(store.records["tasks/humaneval", plan.LARGE_TASKS[1]])
