@@ -3,7 +3,7 @@
 
   lab/results.py run MODEL --data DIR          everything, into docs/results/NAME.json; goes on where it stopped
   lab/results.py run MODEL --data DIR --list   what that is
-  lab/results.py page docs/results/NAME.json   docs/results/NAME.md
+  lab/results.py page docs/results/NAME.json   docs/results/NAME.md; of docs/results/papers/claims.json those of the papers
   lab/results.py fill FILE...                  tables and figures of any Markdown file
   lab/results.py check                         whether all pages, tables and figures are what the JSON files say
 
@@ -22,7 +22,7 @@ sys.dont_write_bytecode = True  # nothing is left in the source tree
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "scripts"))  # wrap_markdown
 
-from results_parts import fill, measure, page, plan, provenance  # noqa: E402
+from results_parts import fill, measure, plan, provenance  # noqa: E402
 from results_parts.program import CallFailed, Interrupted, Program, end_on_signals  # noqa: E402
 from results_parts.store import ResultsError, Store  # noqa: E402
 
@@ -121,7 +121,7 @@ def main(arguments):
             end_on_signals()
             return run_verb(options, say)
         if options.verb == "page":
-            return page.write_pages(options.json, say)
+            return fill.write_pages(options.root, options.json, say)
         if options.verb == "fill":
             return fill.fill_files(options.root, options.file, say)
         return fill.check(options.root, say)

@@ -17,6 +17,7 @@ import re
 
 from wrap_markdown import wrapped
 
+from . import papers
 from .page import GENERATED, block_lines, page_texts
 from .retrofit_view import RetrofitView
 from .serving_view import ServingView
@@ -154,17 +155,35 @@ def blocks_of(text):
     return lines
 
 
+def sources_of_pages(root, views):
+    """Each file that pages are made of, with {page: text}."""
+    for source in sorted((root / "docs/results").glob("*.json")):
+        yield source, page_texts(views[source.stem])
+    yield root / papers.CLAIMS, papers.page_texts(root, views, chosen_table)
+
+
+def write_pages(root, paths, say):
+    root = pathlib.Path(root)
+    for path in map(pathlib.Path, paths):
+        is_claims = path.resolve() == (root / papers.CLAIMS).resolve()
+        texts = papers.page_texts(root, Views(root), chosen_table) if is_claims else page_texts(View(Store(path)))
+        for page, text in texts.items():
+            write_whole(page, text)
+            say(str(page))
+    return 0
+
+
 def problems(root):
     """One line each, with a file and a line."""
     root, views = pathlib.Path(root), Views(root)
     pages = {}
-    for source in sorted((root / "docs/results").glob("*.json")):
-        for page, expected in page_texts(views[source.stem]).items():
+    for source, expected_pages in sources_of_pages(root, views):
+        for page, expected in expected_pages.items():
             pages[page] = source
             text = page.read_text(encoding="utf-8") if page.exists() else ""
             number = first_difference(text, expected)
             if number:
-                yield f"{page.relative_to(root)}:{number}: not what {source.name} says; lab/results.py page docs/results/{source.name}"
+                yield f"{page.relative_to(root)}:{number}: not what {source.name} says; lab/results.py page {source.relative_to(root)}"
     for path in sorted(set((root / "docs/results").glob("*.md")) - set(pages)):
         if GENERATED in path.read_text(encoding="utf-8").split("\n", 1)[0]:
             yield f"{path.relative_to(root)}:1: a page that no results file has any more; delete it"

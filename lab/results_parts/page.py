@@ -1,14 +1,13 @@
 """The pages of a model: every table of its results file, and where it is from."""
 
 import functools
-import pathlib
 
 from wrap_markdown import wrapped
 
 from . import plan
 from .findings import beaten_block, has_lathe, kept_block
-from .store import ResultsError, Store, write_whole
-from .view import AXES, AXIS_TITLES, View, axis_of, code, command_lines, figure, kept_unsealed, markdown_table, with_error
+from .store import ResultsError
+from .view import AXES, AXIS_TITLES, axis_of, code, command_lines, figure, kept_unsealed, markdown_table, with_error
 
 LEGEND = """KV size is relative to the 16-bit cache of the same text, tables and padding included. KL is in nats per token to the
 uncompressed model, top-1 the share of tokens where both find the same one likeliest; the error of a change is that of the
@@ -227,10 +226,3 @@ def block_lines(view, name):
         return ["Not measured yet.", ""]
     return text_block(view, part) if part.is_compared else task_block(view, part) if part.baseline else drift_block(view, part)
 
-
-def write_pages(paths, say):
-    for path in map(pathlib.Path, paths):
-        for page, text in page_texts(View(Store(path))).items():
-            write_whole(page, text)
-            say(str(page))
-    return 0

@@ -19,7 +19,7 @@ sys.dont_write_bytecode = True
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(REPOSITORY / "lab"), str(REPOSITORY / "scripts")]
 
-from results_parts import fill, page, plan, view  # noqa: E402
+from results_parts import fill, page, papers, plan, view  # noqa: E402
 from results_parts.prepare import shared_line  # noqa: E402
 from results_parts.store import ResultsError, Store, rounded, write_whole  # noqa: E402
 
@@ -274,6 +274,40 @@ class LargeModelTest(TreeCase):
         self.assertTrue(command.endswith("--predictions build/results/big/tasks-humaneval.other.jsonl --json && lab/pass_at_1.py "
                                          "DATA/humaneval/HumanEval.jsonl.gz build/results/big/tasks-humaneval.none.jsonl "
                                          "build/results/big/tasks-humaneval.other.jsonl"), command)
+
+
+class PapersTest(TreeCase):
+    """Pages of the claims of papers."""
+
+    CLAIM = {"where": "Table 1", "claim": "It is smaller.", "answer": "in part", "why": "Not by as much.",
+             "measured": [{"of": "tiny", "part": "quality", "caches": ["none", "int8"]}]}
+
+    def pages(self, *claims):
+        paper = {"name": "p", "title": "P", "source": "A, 2024", "setting": "large models", "method": "p.md", "claims": list(claims)}
+        path = self.write(papers.CLAIMS, json.dumps({"papers": [paper]}))
+        return self.results_py("page", path)
+
+    def test_claims_stand_beside_what_was_measured(self):
+        self.assertEqual(self.run_tiny("--only", "quality").returncode, 0)
+        done = self.pages(self.CLAIM, {"where": "all", "claim": "Large.", "answer": "cannot run here", "why": "Small.", "takes": "A GPU."})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = (self.root / "docs/results/papers/p.md").read_text(encoding="utf-8")
+        self.assertIn("## Table 1: in part", text)
+        self.assertIn("| `int8` | 50.0 | 0.0010 |", text)
+        self.assertIn("    kvlathe compare -m models/tiny", text)
+        self.assertIn("**What it would take:** A GPU.", text)
+        self.assertIn("| [P](papers/p.md) | 2 | 0 | 1 | 0 | 0 | 1 |", (self.root / papers.PAGE).read_text(encoding="utf-8"))
+        self.write("docs/results/papers/p.md", text.replace("50.0", "49.0"))
+        self.assertIn("docs/results/papers/p.md:", self.results_py("check").stdout)
+
+    def test_a_claim_without_an_answer_is_refused(self):
+        for change, said in (({"answer": ""}, "no answer"), ({"answer": "perhaps"}, "the answer perhaps is none of"),
+                             ({"measured": []}, "in part needs one of measured, see"), ({"answer": "not measured"}, "needs one of command")):
+            done = self.pages({**self.CLAIM, **change})
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(f"p, Table 1: {'' if 'needs' in said or 'none of' in said else said}", done.stderr)
+            self.assertIn(said, done.stderr)
+        self.assertIn("two claims of Table 1", self.pages(self.CLAIM, self.CLAIM).stderr)
 
 
 class InterruptTest(TreeCase):
