@@ -181,6 +181,54 @@ TEST_P(ModelGradientsTest, AreFiniteDifferencesOfTheLiteralDecoder) {
   EXPECT_NEAR(kept.drawn.log_likelihood, LogLikelihood(m, ids_, kept.drawn, none, 0), 1e-2);
 }
 
+// What WeightFisherSums adds up.
+TEST_P(ModelGradientsTest, ProjectionsHaveTheGradientsOfTheirWeights) {
+  const ReferenceModel& m = reference_;
+  LoadedModel loaded = testing::LoadModel(directory_, DType::kF32, AvailableIsas().back());
+  const int64_t width = int64_t{m.n_kv_heads} * m.head_dim;
+  std::mt19937_64 random(9);
+  std::normal_distribution<double> normal;
+  for (const char* name : {"k_proj", "v_proj"}) {
+    const std::string tensor = fmt::format("model.layers.1.self_attn.{}.weight", name);
+    if (m.tensors.count(tensor) == 0) continue;  // families whose projections are one tensor
+    std::vector<double> by(width * m.hidden);
+    for (double& x : by) x = normal(random);
+    double along = 0, square = 0;
+    DecoderGradients gradients(loaded.weights.get(), loaded.pool.get(), AvailableIsas().back(),
+                               kNewest);
+    const std::vector<int32_t> tokens(ids_.begin(), ids_.end());
+    const auto drawn = gradients.Run(tokens, 3, [&](const RowGradients& shown) {
+      if (shown.layer_idx != 1) return;
+      const RowGradients::Projections& p = shown.projections;
+      const bool is_key = name[0] == 'k';
+      for (int64_t i = 0; i < width; ++i) {
+        for (int64_t j = 0; j < m.hidden; ++j) {
+          double g = 0;
+          for (int64_t t = 0; t < shown.n_tokens; ++t) {
+            const float made = is_key ? p.k[t * p.k_stride + i] : p.v[t * width + i];
+            g += double{made} * p.inputs[t * m.hidden + j];
+          }
+          along += g * by[i * m.hidden + j];
+          square += g * g;
+        }
+      }
+    });
+    ASSERT_TRUE(drawn.ok()) << drawn.status();
+    const RowChange none = {kValues, 0, 0,
+                            testing::Matrix(m.n_kv_heads, std::vector<double>(m.head_dim))};
+    const auto likelihood_at = [&](double step) {
+      ReferenceModel moved = m;
+      std::vector<double>& weights = moved.tensors[tensor];
+      for (size_t i = 0; i < weights.size(); ++i) weights[i] += step * by[i];
+      return LogLikelihood(moved, ids_, *drawn, none, 0);
+    };
+    constexpr double kStep = 1e-5;
+    const double difference = (likelihood_at(kStep) - likelihood_at(-kStep)) / (2 * kStep);
+    EXPECT_NEAR(along, difference, 2e-3 * std::sqrt(square) + 1e-5) << name;
+    EXPECT_GT(square, 1e-8) << name;
+  }
+}
+
 // How many of the drawn tokens are others.
 int CountDifferent(const DrawnTokens& a, const DrawnTokens& b) {
   EXPECT_EQ(a.ids.size(), b.ids.size());

@@ -361,6 +361,10 @@ void AddPlanBench(CLI::App* bench, Verbs* verbs) {
   verb->footer("Example: kvlathe bench plan --workers 8,132");
   verb->add_option("--workers", options->bench.worker_counts, "numbers of workers, a list")
       ->delimiter(',');
+  verb->add_option("--schedule", options->bench.schedules,
+                   "schedules to show, a list: static, lpt and balanced of the planner; flash as "
+                   "FlashAttention-2 has it, zack as ZACK and FDC publish it (default: all)")
+      ->delimiter(',');
   verb->add_option("--draws", options->bench.n_draws, "draws of ranks and lengths for every row")
       ->capture_default_str();
   verb->add_option("-s,--seed", options->bench.seed, "seed of the first draw")

@@ -172,6 +172,10 @@ void AddCalibrateVerb(Verbs* verbs) {
       "--across-heads", options->run.across_heads,
       "Gram matrices across the KV heads of a layer too, for palu(group=N): 8 bytes times "
       "(KV heads * head_dim)^2 a layer");
+  verb->add_flag(
+      "--all-queries", options->run.all_queries,
+      "price errors through all queries, not only those that rows of lathe's codes meet: "
+      "for lathe with rate or bits=16");
   verb->add_option("--kv", options->kv,
                    "a spec with dmc or pool: statistics of the entries that it merges, for "
                    "bases that go with it");

@@ -32,6 +32,7 @@ Status Compare(CompareOptions options) {
   } else {
     fmt::print("{}: {} scored tokens of {}\n\n{}\n", comparison.model, comparison.n_tokens,
                comparison.text, ToTable(comparison));
+    fmt::print("KL of tokens and windows, nats per token\n{}\n", ToTailsTable(comparison));
     fmt::print("KV bytes at a window's end, by part\n{}", ToPartsTable(comparison));
   }
   return OkStatus();

@@ -23,8 +23,8 @@ OF_TASK = ("task", "metric", "chance", "count", "length", "prompt_tokens", "deci
 
 def decides(row):
     """Whether the uncompressed model is so far above chance that a cache could lose something."""
-    if row.get("score") == 0:
-        return False  # where chance is 0 too, none could lose anything
+    if "score" in row and row["score"] <= (row.get("chance") or 0):
+        return False  # nothing could be lost, whatever the row says (a score of 0 against a chance of 0)
     if row.get("decides") is not None:
         return row["decides"]
     if "score" not in row:

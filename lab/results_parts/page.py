@@ -27,6 +27,8 @@ falls below by chance)."""
 # Of tasks: the titles of their pages, and what is on them.
 GROUPS = {"tasks": ("Tasks", "what changes in answers, and each task with its sizes"),
           "needle": ("Retrieval", "what changes where facts hide in a text, and each task with its sizes")}
+# Columns of texts beside the mean KL, where rows have them: rows that were measured before programs gave them have none.
+TAILS = {"kl_median": "KL, median", "kl_p99": "99%", "kl_p999": "99.9%", "kl_worst": "worst window", "top1_worst": "worst top-1 %"}
 N_MOST_ROWS = 20  # of a table
 GENERATED = "Written by lab/results.py page"  # stands in the first line of each page
 
@@ -61,10 +63,13 @@ def by_axis(view, part, header, cells):
 
 
 def text_block(view, part):
+    has_tails = any(view.row(part.name, kv).get("kl_p99") is not None for kv in view.specs(part))
+    tails = TAILS if has_tails else {}
     def cells(kv, row):
         return [figure(row, "size"), figure(row, "bytes"), kept_unsealed(view.store.resolved_of(part.name, kv)), figure(row, "perplexity"),
-                with_error(row, "change"), with_error(row, "kl"), figure(row, "top1")]
-    return by_axis(view, part, ["KV size %", "bytes/token", "unsealed", "perplexity", "change %", "KL", "top-1 %"], cells)
+                with_error(row, "change"), with_error(row, "kl"), *(figure(row, field) for field in tails), figure(row, "top1")]
+    header = ["KV size %", "bytes/token", "unsealed", "perplexity", "change %", "KL", *tails.values(), "top-1 %"]
+    return by_axis(view, part, header, cells)
 
 
 def task_block(view, part):

@@ -35,6 +35,11 @@ FIELDS = {
     "change_error": ("perplexity_change_stderr", percent(2)),
     "kl": ("kl", divergence),
     "kl_error": ("kl_stderr", divergence),
+    "kl_median": ("kl_median", divergence),
+    "kl_p99": ("kl_p99", divergence),
+    "kl_p999": ("kl_p999", divergence),
+    "kl_worst": ("kl_worst_window", divergence),
+    "top1_worst": ("top1_worst_window", percent(1)),
     "predicted": ("predicted_kl", divergence),
     "predicted_share": (None, decimal(2)),  # of the measured KL
     "top1": ("top1_agreement", percent(1)),

@@ -418,6 +418,25 @@ class PageTest(TreeCase):
         self.assertNotIn("tasks with 99% of the score", self.page.read_text(encoding="utf-8"))
         self.assertIn("| recall | 0.0 ± 0.0 | 0.0 |", self.page.with_name("tiny-tasks.md").read_text(encoding="utf-8"))
 
+    def test_a_task_that_none_solves_as_often_as_chance_decides_nothing(self):
+        store = self.store()
+        store.records["tasks/recall", "none"]["result"].update(score=0.25, score_stderr=0.0, chance=0.25, decides=True)
+        store.save()
+        self.assertEqual(self.results_py("page", self.results).returncode, 0)
+        self.assertNotIn("tasks with 99% of the score", self.page.read_text(encoding="utf-8"))
+
+    def test_tails_stand_beside_the_mean_of_rows_that_have_them(self):
+        self.assertNotIn("KL, median", self.page.read_text(encoding="utf-8"))
+        store = self.store()
+        result = store.records["quality", "int8"]["result"]
+        result.update(kl_median=0.0004, kl_p99=0.0123, kl_p999=0.25, kl_worst_window=0.0021, top1_worst_window=0.875)
+        store.save()
+        self.assertEqual(self.results_py("page", self.results).returncode, 0)
+        page = self.page.read_text(encoding="utf-8")
+        self.assertIn("| KL | KL, median | 99% | 99.9% | worst window | worst top-1 % | top-1 % |", page)
+        self.assertRegex(page, r"\| `int8` \|.*\| 0\.00040 \| 0\.0123 \| 0\.2500 \| 0\.0021 \| 87\.5 \|")
+        self.assertRegex(page, r"\| `none` \|.*\| - \| - \| - \| - \| - \|")
+
     def test_a_page_that_no_results_file_has_is_named(self):
         self.write("docs/results/gone.md", self.page.read_text(encoding="utf-8"))
         self.write("docs/results/by-hand.md", "A page that somebody wrote.\n")

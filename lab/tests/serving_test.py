@@ -97,6 +97,18 @@ class ServingCase(cli_support.CommandLineCase):
             self.assertEqual([run["seed"] for sweep in rounds[name]["repeats"] for run in sweep["runs"]][:1], [2])
         self.assertEqual(rounds["dead"], {"failed": "no such model"})
 
+        # Short runs have few requests, and no rate is printed of them.
+        status, table, said = self.serving("table", self.folder / "out.json", "--results", self.folder / "kl.json")
+        self.assertEqual(status, 0, said)
+        self.assertRegex(table, r"\| `four` \| - \| - \| too few requests \| - \|")
+        self.assertIn("fewer than 50 requests", table)
+        # A test cannot wait for as many as a rate takes.
+        of_many = json.loads((self.folder / "out.json").read_text())
+        for cell in of_many["cells"]["imdb:128"].values():
+            for run in [run for sweep in [cell.get("sweep", {"runs": ()}), *cell.get("repeats", ())] for run in sweep["runs"]]:
+                run["completed"] = 50
+        (self.folder / "out.json").write_text(json.dumps(of_many))
+        data = of_many
         (self.folder / "kl.json").write_text(json.dumps({"records": [
             {"part": "methods", "kv": "four", "result": {"kl": 0.25, "kv_fraction": 0.5}}]}))
         status, table, said = self.serving("table", self.folder / "out.json", "--results", self.folder / "kl.json")
@@ -121,13 +133,26 @@ class ServingCase(cli_support.CommandLineCase):
 
     def test_a_table_has_the_median_of_rounds(self):
         def sweeps(*rates, kind="between"):
-            return [{"request_rate_at_slo": rate, "request_rate_at_slo_is": kind} for rate in rates]
+            return [{"request_rate_at_slo": rate, "request_rate_at_slo_is": kind,
+                     "runs": [{"request_rate": run, "completed": n} for run, n in ((0.1, 4), (0.9 * rate, 50), (1.1 * rate, 60))]}
+                    for rate in rates]
 
         self.assertEqual(report.rate_text(sweeps(3, 1, 2)), "2")
         self.assertEqual(report.relative_text(sweeps(3, 1, 2), sweeps(2, 1, 1)), "1.50 (1.00 to 2.00)")
         self.assertEqual(report.relative_text(sweeps(3, 1), sweeps(2, 1, 1)), "1.00 (1.00 to 1.50)")
         self.assertEqual(report.relative_text(sweeps(2, 2, kind="at least"), sweeps(1, 1)), ">= 2.00")
         self.assertEqual(report.relative_text(sweeps(1, kind="below"), sweeps(1, kind="below")), "-")
+
+    def test_no_rate_is_printed_that_hangs_on_few_requests(self):
+        def sweep(n_below, n_above):
+            return [{"request_rate_at_slo": 2, "request_rate_at_slo_is": "between",
+                     "runs": [{"request_rate": rate, "completed": n} for rate, n in ((1, 9), (1.5, n_below), (2.5, n_above), (4, 9))]}]
+
+        self.assertEqual(report.rate_text(sweep(50, 80)), "2")
+        for few in (sweep(49, 80), sweep(50, 49)):
+            self.assertEqual(report.rate_text(few), report.TOO_FEW)
+            self.assertEqual(report.relative_text(few, sweep(50, 80)), "-")
+            self.assertEqual(report.relative_text(sweep(50, 80), few), "-")
 
 
 if __name__ == "__main__":

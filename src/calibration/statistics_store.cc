@@ -153,6 +153,16 @@ std::string KeptStatisticsPath(const StatisticsRequest& request) {
   return directory + "/basis-" + key.Hex() + ".safetensors";
 }
 
+std::string KeptFisherPath(const StatisticsRequest& request) {
+  const std::string directory = UserCacheDirectory();
+  if (directory.empty()) return {};
+  Fingerprint key;
+  for (const std::string* text : {&request.model_hash, &request.rope, &request.settings}) {
+    key.Add(*text);
+  }
+  return directory + "/fisher-" + key.Hex() + ".json";
+}
+
 std::string CheckpointPathOf(const std::string& path) { return path + ".part"; }
 
 int64_t BytesWhileCalibrating(const StatisticsShape& s, bool across_heads) {

@@ -64,6 +64,9 @@ std::string UserCacheDirectory();
 // `contents`. Empty if there is no such directory.
 std::string KeptStatisticsPath(const StatisticsRequest& request);
 
+// As KeptStatisticsPath, of the weights of palu(ranks=fisher) on the request's tokens.
+std::string KeptFisherPath(const StatisticsRequest& request);
+
 // The checkpoint of a calibration whose statistics will lie at `path`.
 std::string CheckpointPathOf(const std::string& path);
 

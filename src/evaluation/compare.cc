@@ -48,6 +48,11 @@ nlohmann::ordered_json ToJson(const Comparison& comparison) {
                     {"kl", q.kl},
                     {"kl_stderr", q.kl_stderr},
                     {"top1_agreement", q.top1_agreement},
+                    {"kl_median", q.kl_tail.median},
+                    {"kl_p99", q.kl_tail.p99},
+                    {"kl_p999", q.kl_tail.p999},
+                    {"kl_worst_window", q.kl_tail.worst_window},
+                    {"top1_worst_window", q.kl_tail.worst_window_top1},
                     {"ttft_ms", nullptr},
                     {"tbt_ms", nullptr},
                     {"kv_reserved_bytes", q.kv_reserved_bytes},
@@ -84,6 +89,22 @@ std::string ToTable(const Comparison& comparison) {
         100 * q.top1_agreement,
         row.latency.has_value() ? fmt::format("{:.2f}", row.latency->ttft_ms) : "-",
         row.latency.has_value() ? fmt::format("{:.3f}", row.latency->tbt_ms) : "-");
+  }
+  return table;
+}
+
+std::string ToTailsTable(const Comparison& comparison) {
+  const size_t width = LabelWidth(comparison);
+  std::string table =
+      fmt::format("{:<{}}  {:>8}  {:>9}  {:>8}  {:>8}  {:>12}  {:>7}  {:>12}\n", "kv", width,
+                  "KL mean", "median", "99%", "99.9%", "worst window", "top-1 %", "worst window");
+  for (const CompareRow& row : comparison.rows) {
+    const Quality& q = row.quality;
+    const KlTail& tail = q.kl_tail;
+    table += fmt::format(
+        "{:<{}}  {:>8.5f}  {:>9.6f}  {:>8.4f}  {:>8.4f}  {:>12.5f}  {:>7.2f}  {:>12.2f}\n",
+        LabelOf(row), width, q.kl, tail.median, tail.p99, tail.p999, tail.worst_window,
+        100 * q.top1_agreement, 100 * tail.worst_window_top1);
   }
   return table;
 }

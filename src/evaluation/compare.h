@@ -30,6 +30,8 @@ struct Comparison {
 nlohmann::ordered_json ToJson(const Comparison& comparison);
 // Returns an aligned table for people, with a line for each row.
 std::string ToTable(const Comparison& comparison);
+// How KL is spread over tokens and windows, with a line for each row.
+std::string ToTailsTable(const Comparison& comparison);
 // The KV bytes at the end of the last window, by part.
 std::string ToPartsTable(const Comparison& comparison);
 

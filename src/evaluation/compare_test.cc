@@ -45,6 +45,25 @@ TEST(KvParts, AreNamedWhereTheyAreThere) {
   EXPECT_THAT(PartsText(AllParts()), HasSubstr("run records 320, layer records 64"));
 }
 
+TEST(Compare, ShowsTailsBesideTheMean) {
+  Comparison comparison{"m", "t", 7, {}};
+  comparison.rows.resize(1);
+  comparison.rows[0].kv = "int8";
+  comparison.rows[0].quality.kl = 0.125;
+  comparison.rows[0].quality.kl_tail = {0.0625, 1.5, 2.5, 0.25, 0.875};
+  const auto json = ToJson(comparison)["rows"][0];
+  EXPECT_EQ(json["kl"], 0.125);
+  EXPECT_EQ(json["kl_median"], 0.0625);
+  EXPECT_EQ(json["kl_p99"], 1.5);
+  EXPECT_EQ(json["kl_p999"], 2.5);
+  EXPECT_EQ(json["kl_worst_window"], 0.25);
+  EXPECT_EQ(json["top1_worst_window"], 0.875);
+  const std::string table = ToTailsTable(comparison);
+  for (const char* text : {"int8", "0.12500", "0.062500", "1.5000", "2.5000", "0.25000", "87.50"}) {
+    EXPECT_THAT(table, HasSubstr(text));
+  }
+}
+
 TEST(Compare, ShowsTheParts) {
   Comparison comparison{"m", "t", 7, {}};
   comparison.rows.resize(2);

@@ -21,7 +21,7 @@
 namespace kvlathe {
 namespace {
 
-constexpr int64_t kBudgetBytes = 64 << 20;
+constexpr int64_t kDriftBudgetBytes = 64 << 20;
 
 class DriftTest : public ::testing::Test {
  protected:
@@ -51,13 +51,13 @@ class DriftTest : public ::testing::Test {
     return *std::move(plan);
   }
   DriftResult Measure(const std::vector<Model*>& models, const DriftPlan& plan) {
-    auto result = MeasureDrift(none_.get(), models, plan, kBudgetBytes, &threads_, nullptr);
+    auto result = MeasureDrift(none_.get(), models, plan, kDriftBudgetBytes, &threads_, nullptr);
     EXPECT_TRUE(result.ok()) << result.status();
     return *std::move(result);
   }
   // What an engine generates greedily, without the ends of sequences.
   std::vector<int32_t> Generate(Model* model, const std::vector<int32_t>& prompt, int n_tokens) {
-    HostPool pool(kBudgetBytes);
+    HostPool pool(kDriftBudgetBytes);
     Engine engine({model}, &pool, {});
     Request request;
     request.prompt = prompt;
@@ -74,7 +74,7 @@ class DriftTest : public ::testing::Test {
   // Logits before each token of `text`, [n][vocabulary], fed one by one behind the prompt.
   std::vector<std::vector<float>> LogitsOf(Model* model, const std::vector<int32_t>& prompt,
                                            const std::vector<int32_t>& text) {
-    HostPool pool(kBudgetBytes);
+    HostPool pool(kDriftBudgetBytes);
     SequenceCache cache(&model->layout(), &pool);
     EXPECT_TRUE(Prefill(model, &cache, prompt).ok());
     std::vector<std::vector<float>> rows;
@@ -259,7 +259,7 @@ TEST_F(DriftTest, LogitsThatAreNotFiniteAreAnErrorOfPromptAndToken) {
   Load(std::make_unique<OverflowingSource>(3, texts[i][t]));
   const auto overflowing = Make("none");
   const auto measure = [&](Model* none, Model* other, const DriftPlan& asked) {
-    return MeasureDrift(none, {&other, 1}, asked, kBudgetBytes, &threads_, nullptr).status();
+    return MeasureDrift(none, {&other, 1}, asked, kDriftBudgetBytes, &threads_, nullptr).status();
   };
   const Status of_cache = measure(none_.get(), overflowing.get(), plan);
   EXPECT_EQ(of_cache.code(), StatusCode::kDataLoss);

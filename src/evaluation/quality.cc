@@ -26,6 +26,7 @@ struct Sums {
   double kl = 0;
   double kl_squared = 0;
   int64_t n_agree = 0;
+  std::vector<WindowScores> windows;
   struct Stretch {
     double kl = 0;
     double deviation = 0;
@@ -101,6 +102,7 @@ struct Targets {
   size_t n_steps = 1;     // of the whole window
   size_t n_prompt = 0;    // tokens of the window before the first step
   size_t first_row = 0;   // of the last forward's logits
+  size_t window_idx = 0;  // of the text
 };
 
 // Scores rows of the last forwards of `base` and `model` against the targets.
@@ -114,6 +116,8 @@ Status ScoreRows(const Model& base, const Model& model, const Targets& targets, 
       scores[i] = ScoreToken(base.logits(row), model.logits(row), targets.ids[i]);
     }
   });
+  sums->windows.resize(std::max(sums->windows.size(), targets.window_idx + 1));
+  WindowScores& window = sums->windows[targets.window_idx];
   for (size_t i = 0; i < scores.size(); ++i) {
     const TokenScore& s = scores[i];
     if (!s.finite) {
@@ -129,6 +133,8 @@ Status ScoreRows(const Model& base, const Model& model, const Targets& targets, 
     sums->kl += s.kl;
     sums->kl_squared += s.kl * s.kl;
     sums->n_agree += s.agrees;
+    window.kl.push_back(static_cast<float>(s.kl));
+    window.n_agree += s.agrees;
     const size_t step = targets.first_step + i;
     Sums::Stretch& stretch = sums->stretches[step * kStretches / targets.n_steps];
     stretch.kl += s.kl;
@@ -173,9 +179,10 @@ Status ForEachContestant(std::span<Contestant> contestants, const F& fn) {
   return OkStatus();
 }
 
-// Reads the first half of a window with a new cache and scores the token behind it.
-Status ReadPrompt(const Model& base, std::span<const int32_t> window, int64_t kv_budget_bytes,
-                  ThreadPool* threads, Contestant* c) {
+// Reads the first half of a window of the text with a new cache and scores the token behind it.
+Status ReadPrompt(const Model& base, std::span<const std::vector<int32_t>> windows, size_t idx,
+                  int64_t kv_budget_bytes, ThreadPool* threads, Contestant* c) {
+  const std::span<const int32_t> window = windows[idx];
   const size_t half = window.size() / 2, n_steps = window.size() - half;
   auto pool = std::make_unique<BlockPool>(kv_budget_bytes, &base.machine().memory());
   auto owned = std::make_unique<SequenceCache>(&c->model->layout(), pool.get());
@@ -183,28 +190,34 @@ Status ReadPrompt(const Model& base, std::span<const int32_t> window, int64_t kv
   c->windows.push_back({std::move(pool), std::move(owned)});
   cache->set_n_prompt(static_cast<int64_t>(half), static_cast<int64_t>(n_steps));
   KVL_RETURN_IF_ERROR(Prefill(c->model, cache, window.first(half)));
-  return ScoreRows(base, *c->model, {window.subspan(half, 1), 0, n_steps, half}, threads, &c->sums);
+  const Targets targets = {
+      .ids = window.subspan(half, 1), .n_steps = n_steps, .n_prompt = half, .window_idx = idx};
+  return ScoreRows(base, *c->model, targets, threads, &c->sums);
 }
 
-// Feeds the tokens [begin, begin + n) of every window in one step and scores those behind them.
-Status ScorePiece(const Model& base, std::span<const std::vector<int32_t>> windows, size_t begin,
-                  size_t n, ThreadPool* threads, Contestant* c) {
+// Feeds `tokens` of every window that is being scored, the first of which is
+// windows[first], in one step and scores those behind them.
+Status ScorePiece(const Model& base, std::span<const std::vector<int32_t>> windows, size_t first,
+                  Range tokens, ThreadPool* threads, Contestant* c) {
+  const auto begin = static_cast<size_t>(tokens.begin);
+  const auto n = static_cast<size_t>(tokens.end) - begin;
   std::vector<SequenceStep> steps;
-  for (size_t w = 0; w < windows.size(); ++w) {
+  for (size_t w = 0; w < c->windows.size(); ++w) {
     SequenceCache* cache = c->windows[w].cache.get();
     KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n)));
-    const std::span<const int32_t> window = windows[w];
+    const std::span<const int32_t> window = windows[first + w];
     steps.push_back({cache, window.subspan(begin, n), SequenceStep::Logits::kAll});
   }
   KVL_RETURN_IF_ERROR(c->model->Forward(steps));
-  for (size_t w = 0; w < windows.size(); ++w) {
-    const std::span<const int32_t> window = windows[w];
+  for (size_t w = 0; w < c->windows.size(); ++w) {
+    const std::span<const int32_t> window = windows[first + w];
     const size_t half = window.size() / 2, n_targets = std::min(n, window.size() - begin - 1);
     const Targets targets = {.ids = window.subspan(begin + 1, n_targets),
                              .first_step = begin + 1 - half,
                              .n_steps = window.size() - half,
                              .n_prompt = half,
-                             .first_row = w * n};
+                             .first_row = w * n,
+                             .window_idx = first + w};
     KVL_RETURN_IF_ERROR(ScoreRows(base, *c->model, targets, threads, &c->sums));
   }
   return OkStatus();
@@ -240,7 +253,7 @@ StatusOr<size_t> ScoreWindows(std::span<Contestant> contestants,
   const size_t n_window = windows[first].size(), half = n_window / 2;
   const auto read_prompt = [&](size_t w) {
     return InWindows(w, w, ForEachContestant(contestants, [&](Contestant* c) {
-                       return ReadPrompt(base, windows[w], kv_budget_bytes, threads, c);
+                       return ReadPrompt(base, windows, w, kv_budget_bytes, threads, c);
                      }));
   };
   KVL_RETURN_IF_ERROR(read_prompt(first));
@@ -249,8 +262,9 @@ StatusOr<size_t> ScoreWindows(std::span<Contestant> contestants,
   for (size_t w = first + 1; w < first + n_at_once; ++w) KVL_RETURN_IF_ERROR(read_prompt(w));
   for (size_t begin = half; begin < n_window;) {
     const size_t n = static_cast<size_t>(PieceAt(contestants, n_window - begin));
+    const Range tokens = {static_cast<int64_t>(begin), static_cast<int64_t>(begin + n)};
     const Status scored = ForEachContestant(contestants, [&](Contestant* c) {
-      return ScorePiece(base, windows.subspan(first, n_at_once), begin, n, threads, c);
+      return ScorePiece(base, windows, first, tokens, threads, c);
     });
     KVL_RETURN_IF_ERROR(InWindows(first, first + n_at_once - 1, scored));
     begin += n;
@@ -370,6 +384,7 @@ StatusOr<std::vector<Quality>> MeasureQuality(std::span<Model* const> models,
     q.kl = c.sums.kl / n;
     q.kl_stderr = std::sqrt(std::max(0.0, c.sums.kl_squared / n - q.kl * q.kl) / n);
     q.top1_agreement = static_cast<double>(c.sums.n_agree) / n;
+    q.kl_tail = TailOf(c.sums.windows);
     for (const Sums::Stretch& s : c.sums.stretches) {
       const auto n_tokens = static_cast<double>(std::max<int64_t>(1, s.n_tokens));
       q.over_steps.push_back({.kl = s.kl / n_tokens,

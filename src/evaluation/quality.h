@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "base/threads.h"
+#include "evaluation/kl_tail.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/sequence_cache.h"
 #include "model/model.h"
@@ -57,6 +58,7 @@ struct Quality {
   double kl = 0;         // nats per token, of the baseline's distribution to this one's
   double kl_stderr = 0;  // standard error of that mean
   double top1_agreement = 0;
+  KlTail kl_tail;
   int64_t n_tokens = 0;                    // scored
   std::vector<StretchQuality> over_steps;  // [kStretches], the first tokens after the prompt first
   double kv_fraction = 0;                  // at a window's end

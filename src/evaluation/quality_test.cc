@@ -89,6 +89,34 @@ TEST_F(QualityTest, TheBaselineAgreesWithItselfAndSizesAreTheFormula) {
   EXPECT_LT(lossy.kv_fraction, base.kv_fraction);
 }
 
+// Windows that are scored side by side, and those behind them, have their own means.
+TEST_F(QualityTest, TheWorstWindowIsOneOfThoseThatAreScoredAlone) {
+  auto none = Make(-1), half = Make(0.5);
+  Model* models[] = {none.get(), half.get()};
+  const EvaluationText text = Cut(101, 1);
+  ASSERT_GT(text.windows.size(), 2u);
+  const auto together = MeasureQuality(models, text, 64 << 20, &threads_, nullptr);
+  ASSERT_TRUE(together.ok()) << together.status();
+  double worst = 0, worst_top1 = 1, mean = 0, largest = 0;
+  for (size_t w = 0; w < text.windows.size(); ++w) {
+    const auto alone = MeasureQuality(models, {{text.windows[w]}, {text.token_bytes[w]}}, 64 << 20,
+                                      &threads_, nullptr);
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    const Quality& q = (*alone)[1];
+    worst = std::max(worst, q.kl);
+    worst_top1 = std::min(worst_top1, q.top1_agreement);
+    mean += q.kl / static_cast<double>(text.windows.size());
+    largest = std::max(largest, q.kl_tail.p999);
+  }
+  const KlTail& tail = (*together)[1].kl_tail;
+  EXPECT_NEAR(tail.worst_window, worst, 1e-5 * worst);
+  EXPECT_NEAR(tail.worst_window_top1, worst_top1, 1e-9);
+  EXPECT_NEAR((*together)[1].kl, mean, 1e-5 * mean);
+  EXPECT_LT(tail.median, mean);
+  EXPECT_LE(tail.p999, largest * (1 + 1e-5));
+  EXPECT_EQ((*together)[0].kl_tail.worst_window, 0);
+}
+
 // Perplexity of the scored half equals a token-by-token decode.
 TEST_F(QualityTest, PerplexityIsThatOfDecodingTokenByToken) {
   auto model = Make(0.5);

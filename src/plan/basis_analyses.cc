@@ -10,8 +10,8 @@ namespace {
 
 // What the basis of a method depends on, besides ranks: of most on nothing.
 BasisOptions OptionsOf(const auto& /*options*/, const Spec& /*spec*/) { return {}; }
-BasisOptions OptionsOf(const FdcOptions& /*fdc*/, const Spec& spec) {
-  return {.counts_first_positions = spec.n_sink() == 0};
+BasisOptions OptionsOf(const FdcOptions& fdc, const Spec& spec) {
+  return {.counts_first_positions = spec.n_sink() == 0, .is_whitened = fdc.is_whitened};
 }
 BasisOptions OptionsOf(const ZackOptions& zack, const Spec& spec) {
   return {.counts_first_positions = spec.n_sink() == 0, .is_normalised = zack.is_normalised};
@@ -55,28 +55,24 @@ Keys KeysOf(const Spec& spec, const ModelFacts& model) {
 StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
                                             const CalibrationStatistics& statistics) {
   const BasisMethod& method = *BasisMethodOf(spec);
-  if (method.wants_value_grams && value_grams_.empty()) {
-    KVL_ASSIGN_OR_RETURN(value_grams_, source_->ValueGrams(1));
-  }
   if (output_grams_.empty()) {
     KVL_ASSIGN_OR_RETURN(output_grams_, source_->OutputGrams());
     KVL_ASSIGN_OR_RETURN(value_biases_, source_->ValueBiases());
     key_biases_ = source_->KeyBiases();
   }
   BasisInputs inputs = {.statistics = &statistics,
-                        .value_grams = value_grams_,
                         .output_grams = output_grams_,
                         .options = BasisOptionsOf(spec, model_.rope_dim),
                         .pool = source_->threads(),
                         .key_biases = key_biases_,
                         .value_biases = value_biases_};
-  std::vector<std::vector<double>> key_grams, joined_value_grams;
+  std::vector<std::vector<double>> key_grams, value_grams;
   const int n_joined = inputs.options.heads_per_latent;
   if (!inputs.options.is_whitened && model_.n_kv_heads % n_joined == 0) {
     KVL_ASSIGN_OR_RETURN(key_grams, source_->KeyGrams(n_joined));
-    KVL_ASSIGN_OR_RETURN(joined_value_grams, source_->ValueGrams(n_joined));
+    KVL_ASSIGN_OR_RETURN(value_grams, source_->ValueGrams(n_joined));
     inputs.key_grams = key_grams;
-    inputs.value_grams = joined_value_grams;
+    inputs.value_grams = value_grams;
   }
   return method.analyse(inputs);
 }

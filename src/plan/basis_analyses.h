@@ -44,7 +44,7 @@ class BasisAnalyses {
 
   ModelFacts model_;
   PlanSource* source_;
-  std::vector<std::vector<double>> value_grams_, output_grams_;  // empty until they are needed
+  std::vector<std::vector<double>> output_grams_;  // empty until they are needed
   std::vector<std::vector<float>> key_biases_, value_biases_;
   std::vector<KnownAnalysis> analyses_;
 };

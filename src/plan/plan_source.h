@@ -5,10 +5,12 @@
 #include <optional>
 #include <vector>
 
+#include "analysis/bases/basis.h"
 #include "analysis/ranks/fisher.h"
 #include "analysis/statistics/statistics.h"
 #include "base/status.h"
 #include "base/threads.h"
+#include "kv/quantizer/codebooks.h"
 #include "kv/retention/retention_plan.h"
 #include "kv/spec/spec.h"
 
@@ -19,6 +21,8 @@ struct StatisticsNeed {
   bool of_text = false;       // they should come from a text: random tokens suit the method badly
   bool across_heads = false;  // they must hold moments across the KV heads of a layer
   bool gradients = false;     // they must hold what errors of rows cost
+  // These count all queries (JointMoments::fisher): rows are cut as soon as they are stored.
+  bool all_queries = false;
   // Rows after RoPE are read, whose moments hold for the positions that they were taken at. Without
   // it, statistics that were made for any context of the model will do.
   bool after_rope = false;
@@ -49,9 +53,13 @@ class PlanSource {
   // drawn too, codebooks are even, and nobody asks for Statistics and Fisher.
   virtual bool is_random() const = 0;
   virtual StatusOr<const CalibrationStatistics*> Statistics(const StatisticsNeed& need) = 0;
-  // The Fisher information by which the spec's ranks are chosen. The error kNotFound says how to
-  // make it.
+  // The Fisher information by which the spec's ranks are chosen.
   virtual StatusOr<const FisherWeights*> Fisher(const Spec& spec) = 0;
+
+  // Of text in a basis whose heads have maps of their own; none where nothing runs the model.
+  virtual StatusOr<std::optional<BasisHistograms>> HistogramsIn(const ModelBasis& /*basis*/) {
+    return std::nullopt;
+  }
 
   // Gram matrices and biases of the weights, in the shapes of BasisInputs.
   virtual StatusOr<std::vector<std::vector<double>>> ValueGrams(int n_joined) = 0;

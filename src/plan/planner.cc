@@ -94,11 +94,7 @@ Status CheckSpec(const Spec& spec, const ModelFacts& model) {
                           parts.retention.has_value() ? &*parts.retention : nullptr, spec.keys()}));
 }
 
-Status CachePlanner::Check(const Spec& spec) {
-  KVL_RETURN_IF_ERROR(CheckSpec(spec, model_));
-  if (!NeedsFisher(spec) || source_->is_random()) return OkStatus();
-  return source_->Fisher(spec).status();
-}
+Status CachePlanner::Check(const Spec& spec) { return CheckSpec(spec, model_); }
 
 StatusOr<RankAllocation> CachePlanner::ChooseRanks(const Spec& spec, std::optional<double> rate) {
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, analyses_.Of(spec));
@@ -187,12 +183,19 @@ Status CachePlanner::AddCodebooks(const Spec& spec, PlanParts* parts) {
   if (kvquant == nullptr || source_->is_random()) return OkStatus();
   KVL_ASSIGN_OR_RETURN(const CalibrationStatistics* statistics,
                        source_->Statistics(*CodebookNeedOf(spec)));
+  std::optional<BasisHistograms> histograms;
+  const bool has_own_maps = parts->basis.has_value() && !parts->basis->online.has_value() &&
+                            parts->basis->n_kv_heads == model_.n_kv_heads;
+  if (has_own_maps && !MergingOf(spec).has_value()) {
+    KVL_ASSIGN_OR_RETURN(histograms, source_->HistogramsIn(*parts->basis));
+  }
   parts->codebooks = FitCodebooks({.statistics = statistics,
                                    .basis = parts->basis.has_value() ? &*parts->basis : nullptr,
                                    .rope_dim = model_.rope_dim,
                                    .bits = kvquant->bits,
                                    .outliers = parts->seal->format.sparse_share,
-                                   .matches_moments = kvquant->matches_moments});
+                                   .matches_moments = kvquant->matches_moments,
+                                   .histograms = histograms.has_value() ? &*histograms : nullptr});
   return OkStatus();
 }
 

@@ -39,7 +39,7 @@ class CachePlanner {
         analyses_(model, source),
         predictions_(&analyses_, source) {}
 
-  // Does what CheckSpec does, and checks that what the ranks are to be chosen by is there.
+  // Does what CheckSpec does.
   Status Check(const Spec& spec);
   // Makes the plan of everything that the spec means for this model. A rate, which only specs with
   // resident=full take, is that of sequences that choose none. Plans that offer rates refer to the

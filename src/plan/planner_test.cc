@@ -122,7 +122,7 @@ TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
   for (const char* kv : {"none", "kivi(bits=4)", "snapkv(keep=0.5)", "svd-online(rate=0.5)"}) {
     EXPECT_EQ(needs_of(kv), Needs()) << kv;
   }
-  EXPECT_EQ(needs_of("kvquant(bits=4)"), Needs({{.of_text = true}}));
+  EXPECT_EQ(needs_of("kvquant(bits=4)"), Needs({{.of_text = true, .gradients = true}}));
   EXPECT_EQ(needs_of("fdc(rate=0.5)"), Needs({{.after_rope = true}}));
   StatisticsNeed of_lathe = {.of_text = true, .gradients = true, .after_rope = true};
   // A loss is predicted of text that was held back, which a file of maps has none of.
@@ -134,9 +134,15 @@ TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
   EXPECT_EQ(needs_of("lathe(ratio=4,keys=block)"), Needs({of_lathe}));
   of_lathe.maps_of = KeyRows::kBeforeRope;
   EXPECT_EQ(needs_of("lathe(ratio=4,keys=before)"), Needs({of_lathe}));
+  // With ranks alone rows are cut when they are stored, which near queries see.
+  const StatisticsNeed of_ranks = {
+      .of_text = true, .gradients = true, .all_queries = true, .after_rope = true};
+  EXPECT_EQ(needs_of("lathe(rate=0.25)"), Needs({of_ranks}));
+  EXPECT_EQ(needs_of("lathe(ratio=2,bits=16)"), Needs({of_ranks}));
   EXPECT_EQ(needs_of("palu(rate=0.5,group=2)"), Needs({{.of_text = true, .across_heads = true}}));
   const StatisticsNeed after = {.of_text = true, .after_rope = true};
-  EXPECT_EQ(needs_of("zack(rate=0.5)+kvquant(bits=4)"), Needs({after, after}));
+  const StatisticsNeed of_codebooks = {.of_text = true, .gradients = true, .after_rope = true};
+  EXPECT_EQ(needs_of("zack(rate=0.5)+kvquant(bits=4)"), Needs({after, of_codebooks}));
   const Needs merged = needs_of("zack(rate=0.5)+pool(n=4)");
   ASSERT_EQ(merged.size(), 1);
   EXPECT_EQ(merged[0].merge, MergePlan{.every = 4});

@@ -11,11 +11,20 @@ std::optional<MergePlan> MergingOf(const Spec& spec) {
 
 namespace {
 
-// A loss is predicted of text that is held back, which maps have none of.
+// With ranks alone a row is cut when it is stored, with bits when its block is sealed. A question
+// for an accuracy is answered with bits.
+bool CutsAtOnce(const Spec& spec) {
+  const auto* const lathe = spec.basis_as<LatheOptions>();
+  return lathe != nullptr && lathe->ranks.goal != RankOptions::Goal::kAccuracy &&
+         !FactsOf(spec.sealing()).splits_bits;
+}
+
+// A loss is predicted of text that is held back, which maps have none of; and maps are made of
+// gradients through far queries.
 std::optional<KeyRows> MapsOf(const Spec& spec) {
   const auto* const lathe = spec.basis_as<LatheOptions>();
-  const bool are_enough =
-      lathe != nullptr && !spec.accuracy().has_value() && !MergingOf(spec).has_value();
+  const bool are_enough = lathe != nullptr && !CutsAtOnce(spec) && !spec.accuracy().has_value() &&
+                          !MergingOf(spec).has_value();
   return are_enough ? std::optional(lathe->keys) : std::nullopt;
 }
 
@@ -28,6 +37,7 @@ std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
   return StatisticsNeed{.of_text = method->wants_text,
                         .across_heads = options.heads_per_latent > 1 && options.is_whitened,
                         .gradients = method->wants_gradients,
+                        .all_queries = CutsAtOnce(spec),
                         .after_rope = !TurnWhenRead(spec.keys()) && !HasFrames(spec.keys()),
                         .maps_of = MapsOf(spec),
                         .merge = MergingOf(spec)};
@@ -38,6 +48,8 @@ std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
 std::optional<StatisticsNeed> CodebookNeedOf(const Spec& spec) {
   if (spec.quantizer_as<KvquantOptions>() == nullptr) return std::nullopt;
   return StatisticsNeed{.of_text = true,
+                        .gradients = true,
+                        .all_queries = CutsAtOnce(spec),
                         .after_rope = spec.basis() != nullptr && !TurnWhenRead(spec.keys()),
                         .merge = MergingOf(spec)};
 }

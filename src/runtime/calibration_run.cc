@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "analysis/statistics/statistics.h"
+#include "calibration/basis_histograms.h"
 #include "calibration/fingerprint.h"
 #include "calibration/gradients/decoder_gradients.h"
 #include "calibration/token_choice.h"
+#include "calibration/weight_fisher.h"
 #include "engine/engine.h"
 #include "evaluation/quality.h"
 
@@ -66,6 +68,19 @@ class RoundedRows {
   Workspace* workspace_;
 };
 
+// One sequence from position 0 on, in chunks.
+Status RunForward(Model* model, BlockPool* blocks, size_t chunk_tokens,
+                  std::span<const int32_t> ids, QkvObserver* observer) {
+  SequenceCache cache(&model->layout(), blocks);
+  for (size_t begin = 0; begin < ids.size(); begin += chunk_tokens) {
+    const size_t n = std::min<size_t>(chunk_tokens, ids.size() - begin);
+    KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(n)));
+    const SequenceStep step{&cache, ids.subspan(begin, n), SequenceStep::Logits::kNone};
+    KVL_RETURN_IF_ERROR(model->Forward({&step, 1}, observer));
+  }
+  return OkStatus();
+}
+
 std::string DescribeSeconds(double seconds) {
   return seconds < 100 ? fmt::format("{:.0f} s", seconds)
                        : fmt::format("{:.0f} minutes", seconds / 60);
@@ -85,7 +100,8 @@ StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const CalibrationRun&
   KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(workspace, run, &job.source.token_source));
   job.across_heads = run.across_heads;
   job.checkpoint_path = run.checkpoint_path;
-  job.settings = RowTypeName(workspace.options().row_type);
+  job.settings = fmt::format("{}{}", RowTypeName(workspace.options().row_type),
+                             run.all_queries ? " through all queries" : "");
   return job;
 }
 
@@ -113,7 +129,8 @@ void TellOf(Workspace* workspace, CalibrationJob* job) {
 std::string CalibrationRun::Describe() const {
   return (text_path.empty() ? fmt::format("random {} seed {}", n_random_tokens, seed)
                             : std::string("text")) +
-         (merge.has_value() ? " merged by " + Merging() : "");
+         (merge.has_value() ? " merged by " + Merging() : "") +
+         (gradients && all_queries ? " through all queries" : "");
 }
 
 std::string CalibrationRun::SpecText() const {
@@ -144,20 +161,13 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const Calib
   BlockPool blocks(MeasuringBudgetBytes(*workspace), &baseline.model->machine().memory());
   // Which rows stay is known where a sequence ends.
   const size_t chunk_tokens = run.merge.has_value() ? job.sequences[0].size() : kChunkTokens;
-  job.forward = [&](std::span<const int32_t> ids, QkvObserver* observer) -> Status {
-    SequenceCache cache(&baseline.model->layout(), &blocks);
-    for (size_t begin = 0; begin < ids.size(); begin += chunk_tokens) {
-      const size_t n = std::min<size_t>(chunk_tokens, ids.size() - begin);
-      KVL_RETURN_IF_ERROR(cache.Extend(static_cast<int>(n)));
-      const SequenceStep step{&cache, ids.subspan(begin, n), SequenceStep::Logits::kNone};
-      KVL_RETURN_IF_ERROR(baseline.model->Forward({&step, 1}, observer));
-    }
-    return OkStatus();
+  job.forward = [&](std::span<const int32_t> ids, QkvObserver* observer) {
+    return RunForward(baseline.model.get(), &blocks, chunk_tokens, ids, observer);
   };
   std::optional<DecoderGradients> gradients;
   if (run.gradients) {
     gradients.emplace(&workspace->weights(), workspace->threads(), workspace->isa(),
-                      kCalibrationNewest);
+                      run.all_queries ? 0 : kCalibrationNewest);
     job.gradients = [&gradients](std::span<const int32_t> ids, uint64_t seed, QkvObserver* observer,
                                  const DecoderGradients::Sink& sink) {
       return gradients->Run(ids, seed, sink, observer).status();
@@ -168,6 +178,55 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const Calib
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, times));
   if (job.on_progress) job.on_progress(1);
   return statistics;
+}
+
+StatusOr<FisherWeights> RunFisher(Workspace* workspace, const CalibrationRun& run) {
+  std::string token_source;
+  KVL_ASSIGN_OR_RETURN(const TokenSequences sequences, Sequences(*workspace, run, &token_source));
+  const ModelConfig& c = workspace->config();
+  WeightFisherSums sums(c.n_layers, c.hidden_dim, int64_t{c.n_kv_heads} * c.head_dim,
+                        workspace->threads());
+  DecoderGradients gradients(&workspace->weights(), workspace->threads(), workspace->isa(),
+                             /*newest=*/0);
+  const RoundedRows rounded(workspace);
+  int64_t n_tokens = 0;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (workspace->progress()) {
+      workspace->progress()("Fisher weights",
+                            static_cast<double>(i) / static_cast<double>(sequences.size()));
+    }
+    KVL_RETURN_IF_ERROR(
+        gradients.Run(sequences[i], i, [&](const RowGradients& rows) { sums.Add(rows); }).status());
+    n_tokens += std::ssize(sequences[i]);
+  }
+  KVL_ASSIGN_OR_RETURN(FisherWeights weights, sums.Finish(std::ssize(sequences)));
+  weights.model_hash = workspace->model_hash();
+  weights.token_source = token_source;
+  weights.n_tokens = n_tokens;
+  return weights;
+}
+
+StatusOr<BasisHistograms> RunBasisHistograms(Workspace* workspace, const CalibrationRun& run,
+                                             const ModelBasis& basis) {
+  KVL_ASSIGN_OR_RETURN(const CalibrationJob job, JobOf(*workspace, run));
+  KVL_ASSIGN_OR_RETURN(const SpecModel baseline, workspace->MakeModel("none"));
+  BlockPool blocks(MeasuringBudgetBytes(*workspace), &baseline.model->machine().memory());
+  const RoundedRows rounded(workspace);
+  BasisHistogramSums sums(&basis, workspace->threads());
+  const auto n_sequences = std::ssize(job.sequences);
+  const std::vector<int> starts =
+      SpreadStarts(n_sequences, static_cast<int>(job.sequences.front().size()), job.n_positions);
+  for (int64_t i = 0; i < n_sequences; ++i) {
+    std::vector<PositionShift> shifts;
+    for (int l = 0; l < job.shape.n_layers; ++l) {
+      const RopeConfig& rope = job.attention.of(l).rope;
+      shifts.emplace_back(starts[i], RopeFrequencies(rope, job.rope_dim), rope.amplitude);
+    }
+    sums.SetShifts(shifts);
+    KVL_RETURN_IF_ERROR(
+        RunForward(baseline.model.get(), &blocks, kChunkTokens, job.sequences[i], &sums));
+  }
+  return sums.histograms();
 }
 
 }  // namespace kvlathe

@@ -4,7 +4,10 @@
 #include <optional>
 #include <string>
 
+#include "analysis/bases/basis.h"
+#include "analysis/ranks/fisher.h"
 #include "calibration/calibrate.h"
+#include "kv/quantizer/codebooks.h"
 #include "kv/retention/retention_plan.h"
 #include "runtime/workspace.h"
 
@@ -18,6 +21,9 @@ struct CalibrationRun {
   bool across_heads = false;            // statistics across the KV heads of a layer too
   std::optional<MergePlan> merge = {};  // of rows that merge so, behind kCalibrationSinks positions
   bool gradients = true;  // take gradients of stored rows too (BasisMethod::wants_gradients)
+  // Gradients count through all queries, not only through those kCalibrationNewest positions or
+  // more behind a row: for rows that are stored as they are cut from the beginning.
+  bool all_queries = false;
 
   // Keeps what is added up while it runs, and is read where a run of the same was interrupted;
   // empty: none. It stays there: whoever keeps the statistics removes it.
@@ -38,6 +44,16 @@ int CalibratedContext(const Workspace& workspace);
 // kInvalidArgument for a text or a context that is too short, and the errors of Calibrate.
 StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const CalibrationRun& run,
                                                CalibrationTimes* times = nullptr);
+
+// Palu's weights of the layers (analysis/ranks/fisher.h) on the run's text, or on its random
+// tokens, by the gradients of what the model itself predicts (DecoderGradients).
+inline constexpr int64_t kFisherTokens = 8192;
+StatusOr<FisherWeights> RunFisher(Workspace* workspace, const CalibrationRun& run);
+
+// Histograms of what the basis stores of the run's text.
+inline constexpr int64_t kHistogramTokens = 8192;
+StatusOr<BasisHistograms> RunBasisHistograms(Workspace* workspace, const CalibrationRun& run,
+                                             const ModelBasis& basis);
 
 StatisticsShape ShapeOf(const ModelConfig& config);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "calibration/fingerprint.h"
@@ -64,8 +65,10 @@ StatusOr<CalibrationRun> ModelStatistics::RunFor(const StatisticsNeed& need) con
   run.merge = need.merge;
   run.across_heads = need.across_heads;
   run.gradients = need.gradients;
+  run.all_queries = need.all_queries;
   for (const StatisticsNeed& other : expected_) {
     if (other.of_text != need.of_text || other.merge != need.merge) continue;
+    if (other.gradients && other.all_queries != need.all_queries) continue;
     run.across_heads |= other.across_heads;
     run.gradients |= other.gradients;
   }
@@ -122,7 +125,8 @@ StatusOr<StatisticsRequest> ModelStatistics::RequestFor(const CalibrationRun& ru
 const ModelStatistics::Held* ModelStatistics::FindHeld(const CalibrationRun& run,
                                                        const StatisticsNeed& need) const {
   for (const Held& held : held_) {
-    const bool is_same = held.merging == run.Merging() && held.source == run.text_path;
+    const bool is_same = held.merging == run.Merging() && held.source == run.text_path &&
+                         (held.is_chosen || !need.gradients || held.all_queries == run.all_queries);
     const StatisticsContents& contents = held.contents;
     const bool has_all =
         (contents.gradients || !need.gradients) && (contents.across_heads || !need.across_heads);
@@ -164,28 +168,56 @@ StatusOr<const CalibrationStatistics*> ModelStatistics::Statistics(const Statist
   // Whether gradients are missing in a chosen file, the method says that needs them.
   contents.gradients |= is_chosen || found.statistics.joint.n_tokens > 0;
   contents.across_heads |= !found.statistics.k_pre_across_heads.empty();
-  held_.push_back({run.text_path, run.Merging(), contents, is_chosen,
+  held_.push_back({run.text_path, run.Merging(), contents, is_chosen, run.all_queries,
                    std::make_unique<const CalibrationStatistics>(std::move(found.statistics))});
   return held_.back().statistics.get();
 }
 
-StatusOr<const FisherWeights*> ModelStatistics::Fisher(const Spec& spec) {
-  if (fisher_.has_value()) return &*fisher_;
+StatusOr<FisherWeights> ModelStatistics::FindOrMeasureFisher(const Spec& spec) {
   std::string path = BesideModel(options().model, "fisher.json");
   if (!options().basis.empty()) {
     const std::filesystem::path beside =
         std::filesystem::path(options().basis).parent_path() / "fisher.json";
     if (FileExists(beside)) path = beside;
   }
+  CalibrationRun run = {.n_random_tokens = kFisherTokens, .n_text_tokens = kFisherTokens};
   if (!FileExists(path)) {
-    return Error(StatusCode::kNotFound,
-                 "--kv '{}': {} is not there; make it: kvlathe retrofit fisher -m {} --text FILE",
-                 spec.text(), path, options().model);
+    KVL_ASSIGN_OR_RETURN(run.text_path, TextOfModel(options().model, "calibration.txt"));
+    KVL_ASSIGN_OR_RETURN(const StatisticsRequest request, RequestFor(run, {}));
+    path = KeptFisherPath(request);
   }
-  KVL_ASSIGN_OR_RETURN(FisherWeights weights, ReadFisherWeights(path));
-  KVL_RETURN_IF_ERROR(CheckFisherMatch(weights, path, config().n_layers, workspace_->model_hash()));
-  fisher_ = std::move(weights);
+  if (!path.empty() && FileExists(path)) {
+    KVL_ASSIGN_OR_RETURN(FisherWeights weights, ReadFisherWeights(path));
+    KVL_RETURN_IF_ERROR(
+        CheckFisherMatch(weights, path, config().n_layers, workspace_->model_hash()));
+    return weights;
+  }
+  workspace_->Notify(
+      Note::Kind::kBegun,
+      fmt::format("--kv '{}': measuring how much the loss hangs on each layer on {}, "
+                  "once; to do without: ranks=adaptive",
+                  spec.text(), run.text_path.empty() ? "random tokens" : run.text_path));
+  KVL_ASSIGN_OR_RETURN(FisherWeights weights, RunFisher(workspace_, run));
+  if (path.empty()) return weights;
+  std::error_code ignored;  // what cannot be kept is no error
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
+  const Status kept = WriteFisherWeights(weights, path);
+  if (!kept.ok()) workspace_->Notify(Note::Kind::kWarning, MessageOf(kept));
+  return weights;
+}
+
+StatusOr<const FisherWeights*> ModelStatistics::Fisher(const Spec& spec) {
+  if (!fisher_.has_value()) {
+    KVL_ASSIGN_OR_RETURN(fisher_, FindOrMeasureFisher(spec));
+  }
   return &*fisher_;
+}
+
+StatusOr<std::optional<BasisHistograms>> ModelStatistics::HistogramsIn(const ModelBasis& basis) {
+  CalibrationRun run = {.n_text_tokens = kHistogramTokens, .gradients = false};
+  KVL_ASSIGN_OR_RETURN(run.text_path, TextOfModel(options().model, "calibration.txt"));
+  KVL_ASSIGN_OR_RETURN(BasisHistograms histograms, RunBasisHistograms(workspace_, run, basis));
+  return histograms;
 }
 
 StatusOr<std::vector<std::vector<double>>> ModelStatistics::ValueGrams(int n_joined) {

@@ -28,8 +28,11 @@ class ModelStatistics : public PlanSource {
 
   bool is_random() const override;
   StatusOr<const CalibrationStatistics*> Statistics(const StatisticsNeed& need) override;
-  // Of fisher.json beside --basis, else in the model's directory.
+  // Of fisher.json beside --basis, else in the model's directory; without one they are measured on
+  // the text that calibrates the model, and kept in the user's cache directory.
   StatusOr<const FisherWeights*> Fisher(const Spec& spec) override;
+  // Of the text that calibrates the model.
+  StatusOr<std::optional<BasisHistograms>> HistogramsIn(const ModelBasis& basis) override;
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int n_joined) override;
   StatusOr<std::vector<std::vector<double>>> KeyGrams(int n_joined) override;
   StatusOr<std::vector<std::vector<double>>> OutputGrams() override;
@@ -44,7 +47,8 @@ class ModelStatistics : public PlanSource {
     std::string source;   // the text, or empty for random tokens
     std::string merging;  // StatisticsSource::merging
     StatisticsContents contents;
-    bool is_chosen;  // by the user: what it lacks is not made elsewhere
+    bool is_chosen;    // by the user: what it lacks is not made elsewhere
+    bool all_queries;  // CalibrationRun::all_queries
     std::unique_ptr<const CalibrationStatistics> statistics;
   };
   // A file that the user chose, with --basis or beside the model.
@@ -54,6 +58,7 @@ class ModelStatistics : public PlanSource {
   const Held* FindHeld(const CalibrationRun& run, const StatisticsNeed& need) const;
   StatusOr<StatisticsRequest> RequestFor(const CalibrationRun& run,
                                          const StatisticsNeed& need) const;
+  StatusOr<FisherWeights> FindOrMeasureFisher(const Spec& spec);
   // Positions that kept statistics of this model may be of, the most first.
   std::vector<int> ModelPositions() const;
 

@@ -66,7 +66,13 @@ Json ToJson(const std::string& kv, const SpecModel& spec_model, const Quality& q
                {"perplexity", q.perplexity},
                {"bits_per_byte", q.bits_per_byte}};
   json["kl"] = with_kl ? Json(q.kl) : Json(nullptr);
-  if (with_kl) json["kl_stderr"] = q.kl_stderr;
+  if (with_kl) {
+    json["kl_stderr"] = q.kl_stderr;
+    json["kl_median"] = q.kl_tail.median;
+    json["kl_p99"] = q.kl_tail.p99;
+    json["kl_p999"] = q.kl_tail.p999;
+    json["kl_worst_window"] = q.kl_tail.worst_window;
+  }
   json["tokens"] = q.n_tokens;
   if (spec_model.predicted_kl.has_value()) json["predicted_kl"] = *spec_model.predicted_kl;
   return json;
@@ -113,7 +119,11 @@ Status EvalText(const EvalOptions& options) {
   }
   fmt::print("--kv {}: {} scored tokens, KV size {:.2f}%, perplexity {:.4f}, {:.4f} bits per byte",
              kv, q.n_tokens, 100 * q.kv_fraction, q.perplexity, q.bits_per_byte);
-  if (with_kl) fmt::print(", KL {:.6f} +- {:.6f} nats per token", q.kl, q.kl_stderr);
+  if (with_kl) {
+    fmt::print(
+        ", KL {:.6f} +- {:.6f} nats per token (median {:.6f}, 99% {:.4f}, worst window {:.6f})",
+        q.kl, q.kl_stderr, q.kl_tail.median, q.kl_tail.p99, q.kl_tail.worst_window);
+  }
   fmt::print("\n");
   return OkStatus();
 }

@@ -23,7 +23,7 @@ struct BasisOptions {
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
   bool has_frames = false;        // lathe: keys are turned inside frames (MappedKeys)
   int turning_pairs = 0;          // likewise
-  bool is_whitened = true;        // palu: weights count by the Gram matrix of their inputs
+  bool is_whitened = true;        // palu, fdc: weights count by the Gram matrix of their inputs
   int heads_per_latent = 1;       // palu: KV heads that share a latent
   // lathe: the KV heads of a layer have one map together, as many as have so many channels; 0: each
   // has its own.
@@ -33,14 +33,15 @@ struct BasisOptions {
 
 struct BasisInputs {
   const CalibrationStatistics* statistics = nullptr;
-  // W_V,h^T W_V,h [head_dim, head_dim] of each KV head, [n_layers * n_kv_heads].
+  // W_V,h^T W_V,h [head_dim, head_dim] of each KV head, [n_layers * n_kv_heads]; needed unless
+  // BasisOptions::is_whitened.
   std::span<const std::vector<double>> value_grams;
   // Sum of W_O,h W_O,h^T over the query heads of each KV head, of the same shape.
   std::span<const std::vector<double>> output_grams;
   BasisOptions options = {};
   ThreadPool* pool = nullptr;  // analyses heads side by side; null: one after the other
-  // palu. W_K,h W_K,h^T as value_grams, needed unless BasisOptions::is_whitened; both then of the
-  // heads that share a latent, [n head_dim, n head_dim] for every n of them. Biases of K and V
+  // palu. W_K,h W_K,h^T as value_grams, both of the heads that share a latent, [n head_dim,
+  // n head_dim] for every n of them. Biases of K and V
   // [head_dim] of each KV head, or none of a model without.
   std::span<const std::vector<double>> key_grams = {};
   std::span<const std::vector<float>> key_biases = {};
@@ -92,9 +93,8 @@ struct BasisMethod {
   // quantizer axis.
   StatusOr<RankAllocation> (*allocate_bits)(const BasisAnalysis& analysis,
                                             const RankRequest& request) = nullptr;
-  bool wants_text = false;         // statistics of random tokens suit it badly
-  bool wants_gradients = false;    // prices errors by gradients of rows, which take time
-  bool wants_value_grams = false;  // reads BasisInputs::value_grams whatever its options say
+  bool wants_text = false;       // statistics of random tokens suit it badly
+  bool wants_gradients = false;  // prices errors by gradients of rows, which take time
 };
 
 // Cuts the analysis to the allocation's ranks. Where these split bits, the maps mix the channels of

@@ -39,6 +39,7 @@ struct HeadRows {
   Matrix q;  // [kGroup * kTokens, kHeadDim]
   Matrix k;  // [kTokens, kHeadDim]
   Matrix w;  // W_V,h [kHiddenDim, kHeadDim]
+  Matrix v;  // [kTokens, kHeadDim]
 };
 
 void AddGram(const Matrix& rows, double scale, double* gram) {
@@ -68,13 +69,19 @@ class FdcTest : public ::testing::Test {
       std::copy(q.begin(), q.end(), statistics_.q_post.covariance.begin() + h * kSquare);
       std::copy(k.begin(), k.end(), statistics_.k_post.covariance.begin() + h * kSquare);
       value_grams_.push_back(w);
+      head.v = RandomRows(&random, kTokens, 0.03 + 0.01 * h, 0.6);
+      std::vector<double> v(kSquare);
+      AddGram(head.v, 1.0 / kTokens, v.data());
+      std::copy(v.begin(), v.end(), statistics_.v.covariance.begin() + h * kSquare);
       Matrix stacked = head.q;
       stacked.insert(stacked.end(), head.k.begin(), head.k.end());
       reference_qk_.push_back(reference::DecomposeStacked(stacked));
       reference_v_.push_back(reference::DecomposeStacked(head.w));
       rows_.push_back(std::move(head));
     }
-    analysis_ = *AnalyseFdc({&statistics_, value_grams_});
+    inputs_ = {&statistics_, value_grams_};
+    inputs_.options.is_whitened = false;
+    analysis_ = *AnalyseFdc(inputs_);
   }
 
   RankAllocation Allocate(const RankRequest& request) const {
@@ -90,6 +97,7 @@ class FdcTest : public ::testing::Test {
 
   CalibrationStatistics statistics_;
   std::vector<std::vector<double>> value_grams_;
+  BasisInputs inputs_;
   std::vector<HeadRows> rows_;
   std::vector<reference::Svd> reference_qk_, reference_v_;
   BasisAnalysis analysis_;
@@ -189,6 +197,27 @@ TEST_F(FdcTest, FoldedValueWeightsAreTheBestLowRankApproximation) {
   }
 }
 
+TEST_F(FdcTest, WhitenedValuesLoseLeastOfTheirRows) {
+  inputs_.options.is_whitened = true;
+  const BasisAnalysis whitened = *AnalyseFdc(inputs_);
+  for (int h = 0; h < kLayers * kKvHeads; ++h) {
+    const reference::Svd svd = reference::DecomposeStacked(rows_[h].v);
+    double error = 0, expected = 0;
+    constexpr int kRank = 24;
+    const std::vector<HeadRanks> ranks(kLayers * kKvHeads, {kHeadDim, kRank});
+    const ModelBasis basis = CutBasis(whitened, ranks);
+    for (const auto& row : rows_[h].v) {
+      const auto latent = TimesColumns(row, basis.heads[h].value_basis, kRank);
+      const auto restored = TimesColumns(latent, basis.heads[h].output_basis, kHeadDim);
+      for (int i = 0; i < kHeadDim; ++i) error += std::pow(row[i] - restored[i], 2);
+    }
+    for (int i = kRank; i < kHeadDim; ++i) expected += std::pow(svd.singular_values[i], 2);
+    EXPECT_NEAR(error, expected, 1e-4 * (1 + expected)) << h;
+    // Keys are those of the other kind.
+    EXPECT_EQ(whitened.heads[h].key_basis, analysis_.heads[h].key_basis);
+  }
+}
+
 TEST_F(FdcTest, FullRankBasesAreOrthogonal) {
   const RankAllocation allocation = AllocateRate(0);
   EXPECT_EQ(allocation.removal_rate, 0);
@@ -214,7 +243,7 @@ TEST_F(FdcTest, FullRankBasesAreOrthogonal) {
 
 TEST_F(FdcTest, DamagedInputsAreNamedByLayerAndHead) {
   statistics_.k_post.covariance[(1 * kKvHeads + 2) * kHeadDim * kHeadDim] = NAN;
-  const auto analysis = AnalyseFdc({&statistics_, value_grams_});
+  const auto analysis = AnalyseFdc(inputs_);
   EXPECT_EQ(analysis.status().code(), StatusCode::kDataLoss);
   EXPECT_EQ(MessageOf(analysis.status()),
             "layer 1, KV head 2: the statistics of Q and K are not finite");

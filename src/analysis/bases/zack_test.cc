@@ -173,7 +173,8 @@ TEST_P(ZackTest, FirstPositionsCountWhereTheyAreAskedFor) {
 
 TEST_P(ZackTest, FdcCountsThemLikewise) {
   const auto analyse = [&](const CalibrationStatistics& statistics, bool counts) {
-    return *AnalyseFdc({&statistics, output_grams_, {}, {.counts_first_positions = counts}});
+    return *AnalyseFdc(
+        {&statistics, output_grams_, {}, {.counts_first_positions = counts, .is_whitened = false}});
   };
   const BasisAnalysis with = analyse(apart_, true), all = analyse(statistics_, false);
   for (int h = 0; h < kLayers * kKvHeads; ++h) {

@@ -425,6 +425,7 @@ RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
     for (int64_t i = 0; i < n_values; ++i) back_.normed.data()[i] += back_.ffn_normed.data()[i];
   }
   NormaliseTokensBack(NormOf(layer().attn_norm), stream, back_.normed.data(), true, gradient);
+  NormaliseTokens(NormOf(layer().attn_norm), stream, forward_.normed.data());
   return {.layer_idx = layer_idx_,
           .n_tokens = n_tokens_,
           .k_post = shown_.far_k_post.data(),
@@ -432,7 +433,11 @@ RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
           .v = shown_.far_v.data(),
           .k_post_rows = shown_.k_post_rows.data(),
           .k_pre_rows = now_->k_pre.data(),
-          .v_rows = now_->v.data()};
+          .v_rows = now_->v.data(),
+          .projections = {.inputs = forward_.normed.data(),
+                          .k = back_.qk.data() + int64_t{c.n_heads} * c.head_dim,
+                          .k_stride = back_.qk.width(),
+                          .v = back_.v.data()}};
 }
 
 }  // namespace kvlathe

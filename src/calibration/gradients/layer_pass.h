@@ -34,6 +34,15 @@ struct RowGradients {
   const float* k_post_rows = nullptr;
   const float* k_pre_rows = nullptr;
   const float* v_rows = nullptr;
+  // Of the projections, through all queries: the gradient with respect to W_K or W_V is the sum
+  // over tokens of the gradient with respect to what it makes times what it reads.
+  struct Projections {
+    const float* inputs = nullptr;  // [n_tokens, hidden_dim]
+    const float* k = nullptr;       // [n_tokens, n_kv_heads * head_dim], rows k_stride apart
+    int64_t k_stride = 0;
+    const float* v = nullptr;  // [n_tokens, n_kv_heads * head_dim]
+  };
+  Projections projections = {};
 };
 
 // What layers compute forwards is kept for their way back as far as it has this many bytes.

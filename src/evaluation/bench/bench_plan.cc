@@ -4,17 +4,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
+#include <span>
 
 #include "base/clock.h"
 #include "base/random.h"
 #include "evaluation/bench/bench_attention.h"
+#include "evaluation/bench/published_schedules.h"
 #include "plan/drawn_basis.h"
 
 namespace kvlathe {
 namespace {
 
-constexpr Schedule kSchedules[] = {Schedule::kStatic, Schedule::kLpt, Schedule::kBalanced};
 constexpr int kHeadDim = 128;
 
 struct WorkloadShape {
@@ -59,24 +61,52 @@ PlanWorkload DrawWorkload(const WorkloadShape& shape, uint64_t seed) {
   return workload;
 }
 
-// Plans one draw with every schedule; adds to three rows.
-void PlanOnce(const std::vector<JobSize>& jobs, Planner* planner, int n_draws, PlanBenchRow* rows) {
-  double last_ns[3] = {}, least_mean_ns = INFINITY;
-  for (int i = 0; i < 3; ++i) {
+constexpr size_t kSchedules = std::size(kPlanSchedules);
+
+// The load of each worker, [n_workers].
+std::vector<double> LoadsOf(std::string_view schedule, std::span<const JobSize> jobs, int n_workers,
+                            const CostModel& model, Planner* planner) {
+  if (schedule == "flash") return ShareAsFlashAttention2(jobs, model, n_workers).load_ns;
+  if (schedule == "zack") return ShareAsZack(jobs, model, n_workers).load_ns;
+  for (const Schedule planned : {Schedule::kStatic, Schedule::kLpt}) {
+    if (ScheduleName(planned) == schedule) return planner->Plan(jobs, n_workers, planned).load_ns;
+  }
+  return planner->Plan(jobs, n_workers, Schedule::kBalanced).load_ns;
+}
+
+// Shares one draw out by every schedule; adds to a row of each.
+void PlanOnce(const std::vector<JobSize>& jobs, const CostModel& model, Planner* planner,
+              int n_draws, std::span<PlanBenchRow> rows) {
+  double last_ns[kSchedules] = {}, least_mean_ns = INFINITY;
+  for (size_t i = 0; i < rows.size(); ++i) {
     const Stopwatch watch;
-    const AttentionPlan& plan = planner->Plan(jobs, rows[i].n_workers, kSchedules[i]);
+    const std::vector<double> load_ns =
+        LoadsOf(rows[i].schedule, jobs, rows[i].n_workers, model, planner);
     const double plan_us = watch.Seconds() * 1e6;
     rows[i].plan_us = rows[i].plan_us == 0 ? plan_us : std::min(rows[i].plan_us, plan_us);
-    last_ns[i] = *std::ranges::max_element(plan.load_ns);
-    least_mean_ns =
-        std::min(least_mean_ns, std::accumulate(plan.load_ns.begin(), plan.load_ns.end(), 0.0) /
-                                    static_cast<double>(plan.load_ns.size()));
+    last_ns[i] = *std::ranges::max_element(load_ns);
+    least_mean_ns = std::min(least_mean_ns, std::accumulate(load_ns.begin(), load_ns.end(), 0.0) /
+                                                static_cast<double>(load_ns.size()));
   }
-  for (int i = 0; i < 3; ++i) {
+  for (size_t i = 0; i < rows.size(); ++i) {
     const double makespan = last_ns[i] / least_mean_ns;
     rows[i].mean_makespan += makespan / n_draws;
     rows[i].worst_makespan = std::max(rows[i].worst_makespan, makespan);
   }
+}
+
+bool IsShown(const PlanBenchOptions& options, std::string_view schedule) {
+  return options.schedules.empty() ||
+         std::ranges::find(options.schedules, schedule) != options.schedules.end();
+}
+
+Status CheckSchedules(const PlanBenchOptions& options) {
+  for (const std::string& schedule : options.schedules) {
+    if (std::ranges::find(kPlanSchedules, schedule) != std::end(kPlanSchedules)) continue;
+    return Error(StatusCode::kInvalidArgument, "bench plan: schedule '{}': there are {}", schedule,
+                 fmt::join(kPlanSchedules, ", "));
+  }
+  return OkStatus();
 }
 
 }  // namespace
@@ -96,18 +126,24 @@ StatusOr<PlanBenchReport> RunPlanBench(const PlanBenchOptions& options) {
     if (n >= 1 && n <= 1024) continue;
     return Error(StatusCode::kInvalidArgument, "bench plan: workers {}: give 1 to 1024", n);
   }
+  KVL_RETURN_IF_ERROR(CheckSchedules(options));
   PlanBenchReport report{options, {}};
-  Planner planner(CostModelFor(options.isa));
+  const CostModel model = CostModelFor(options.isa);
+  Planner planner(model);
   std::vector<std::vector<PlanWorkload>> draws;
   for (int d = 0; d < options.n_draws; ++d) draws.push_back(DrawPlanWorkloads(options.seed + d));
   for (size_t w = 0; w < std::size(kWorkloads); ++w) {
     for (int n_workers : options.worker_counts) {
-      PlanBenchRow rows[3];
-      for (int i = 0; i < 3; ++i) rows[i] = {kWorkloads[w].name, n_workers, kSchedules[i]};
-      for (const auto& workloads : draws) {
-        PlanOnce(workloads[w].jobs, &planner, options.n_draws, rows);
+      std::vector<PlanBenchRow> rows;
+      for (const std::string_view schedule : kPlanSchedules) {
+        rows.push_back({kWorkloads[w].name, n_workers, std::string(schedule)});
       }
-      report.rows.insert(report.rows.end(), rows, rows + 3);
+      for (const auto& workloads : draws) {
+        PlanOnce(workloads[w].jobs, model, &planner, options.n_draws, rows);
+      }
+      for (PlanBenchRow& row : rows) {
+        if (IsShown(options, row.schedule)) report.rows.push_back(std::move(row));
+      }
     }
   }
   return report;
@@ -118,7 +154,7 @@ nlohmann::ordered_json ToJson(const PlanBenchReport& report) {
   for (const PlanBenchRow& row : report.rows) {
     rows.push_back({{"workload", row.workload},
                     {"workers", row.n_workers},
-                    {"schedule", ScheduleName(row.schedule)},
+                    {"schedule", row.schedule},
                     {"mean_makespan", row.mean_makespan},
                     {"worst_makespan", row.worst_makespan},
                     {"plan_us", row.plan_us}});
@@ -130,19 +166,27 @@ nlohmann::ordered_json ToJson(const PlanBenchReport& report) {
 }
 
 std::string ToMarkdown(const PlanBenchReport& report) {
+  std::vector<std::string_view> shown;
+  for (const std::string_view schedule : kPlanSchedules) {
+    if (IsShown(report.options, schedule)) shown.push_back(schedule);
+  }
   std::string text = fmt::format(
       "Cost model of {}; mean (and worst) of {} draws from seed {} on. Makespan over mean load.\n\n"
-      "| workload | workers | static | lpt | balanced | planning us: static, lpt, balanced |\n"
-      "|---|---:|---:|---:|---:|---:|\n",
-      IsaName(report.options.isa), report.options.n_draws, report.options.seed);
-  for (size_t i = 0; i + 2 < report.rows.size(); i += 3) {
-    const PlanBenchRow* row = &report.rows[i];
-    const auto cell = [](const PlanBenchRow& r) {
-      return fmt::format("{:.3f} ({:.3f})", r.mean_makespan, r.worst_makespan);
-    };
-    text += fmt::format("| {} | {} | {} | {} | {} | {:.1f}, {:.1f}, {:.1f} |\n", row->workload,
-                        row->n_workers, cell(row[0]), cell(row[1]), cell(row[2]), row[0].plan_us,
-                        row[1].plan_us, row[2].plan_us);
+      "| workload | workers | {} | planning us: {} |\n|---|---:|",
+      IsaName(report.options.isa), report.options.n_draws, report.options.seed,
+      fmt::join(shown, " | "), fmt::join(shown, ", "));
+  for (size_t i = 0; i < shown.size() + 1; ++i) text += "---:|";
+  text += "\n";
+  for (size_t i = 0; i + shown.size() <= report.rows.size(); i += shown.size()) {
+    const std::span<const PlanBenchRow> rows(&report.rows[i], shown.size());
+    text += fmt::format("| {} | {} |", rows[0].workload, rows[0].n_workers);
+    for (const PlanBenchRow& row : rows) {
+      text += fmt::format(" {:.3f} ({:.3f}) |", row.mean_makespan, row.worst_makespan);
+    }
+    for (const PlanBenchRow& row : rows) {
+      text += fmt::format("{}{:.1f}", row.schedule == shown.front() ? " " : ", ", row.plan_us);
+    }
+    text += " |\n";
   }
   return text;
 }

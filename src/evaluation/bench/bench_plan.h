@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -17,12 +18,18 @@ struct PlanBenchOptions {
   int n_draws = 20;  // of ranks and lengths, for every row
   uint64_t seed = 1;
   Isa isa = Isa::kAvx512Bf16;  // whose cost model plans
+  // Of kPlanSchedules, which rows are shown of; empty: all. What is not shown is simulated too.
+  std::vector<std::string> schedules = {};
 };
+
+// Those of the planner (machine/attention/schedule.h), and as they were published
+// (published_schedules.h): "flash" is FlashAttention-2's, "zack" that of ZACK and FDC.
+inline constexpr std::string_view kPlanSchedules[] = {"static", "lpt", "flash", "zack", "balanced"};
 
 struct PlanBenchRow {
   std::string workload;
   int n_workers = 0;
-  Schedule schedule = Schedule::kBalanced;
+  std::string schedule;  // of kPlanSchedules
   // Time of the last worker to finish over the mean load of the schedule that adds least work: 1
   // would be perfect, and what cutting costs counts.
   double mean_makespan = 0;  // over the draws
@@ -35,7 +42,7 @@ struct PlanBenchReport {
   std::vector<PlanBenchRow> rows;
 };
 
-// kInvalidArgument for counts below 1, or workers above 1024.
+// kInvalidArgument for counts below 1, workers above 1024, or a schedule that is not there.
 StatusOr<PlanBenchReport> RunPlanBench(const PlanBenchOptions& options);
 
 // One layer of each workload, as jobs: KV heads times sequences. For tests.

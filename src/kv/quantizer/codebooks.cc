@@ -6,6 +6,7 @@
 
 #include "analysis/codebooks/codebook_fit.h"
 #include "analysis/statistics/gram.h"
+#include "analysis/statistics/joint_rows.h"
 #include "base/check.h"
 #include "base/random.h"
 
@@ -129,6 +130,10 @@ class LayerFit {
                                 in_.outliers / 2);
     }
     const HeadBasis& basis = Basis(kv_head);
+    if (in_.histograms != nullptr) {
+      return ChannelOfHistogram(in_.histograms->k, head_idx(kv_head) * head_dim() + r,
+                                in_.outliers / 2);
+    }
     return NormalAlong({basis.key_basis, basis.rank_k, r},
                        basis.key_way_back.empty() ? s_.k_post : s_.k_pre, kv_head,
                        basis.key_offset);
@@ -136,6 +141,9 @@ class LayerFit {
   Channel ValueChannel(int kv_head, int r) const {
     if (in_.basis == nullptr) {
       return ChannelOfHistogram(s_.v_histograms, head_idx(kv_head) * head_dim() + r, 0);
+    }
+    if (in_.histograms != nullptr) {
+      return ChannelOfHistogram(in_.histograms->v, head_idx(kv_head) * head_dim() + r, 0);
     }
     return NormalAlong({Basis(kv_head).value_basis, RankV(kv_head), r}, s_.v, kv_head,
                        Basis(kv_head).value_offset);
@@ -164,17 +172,63 @@ class LayerFit {
     return sum;
   }
 
+  bool has_gradients() const { return s_.joint.n_tokens > 0; }
+  // What an error of 1 in each of `n` channels of a head costs, by the Fisher information of its
+  // rows: back(i, r) is what channel r is worth in channel i of the row.
+  template <typename Back>
+  std::vector<double> PricesOf(const JointMoments& rows, int kv_head, int n,
+                               const Back& back) const {
+    const int d = head_dim();
+    const std::vector<double> fisher =
+        SquareOf(rows.fisher, s_.shape, {layer_idx_, kv_head * d, d});
+    std::vector<double> prices(n);
+    std::vector<float> way(d);
+    for (int r = 0; r < n; ++r) {
+      for (int i = 0; i < d; ++i) way[i] = back(i, r);
+      prices[r] = SquareAlong({way, 1, 0}, fisher.data(), d);
+    }
+    return prices;
+  }
+  std::vector<double> KeyPrices(int kv_head) const {
+    const int rank = RankK(kv_head), d = head_dim();
+    if (!has_gradients()) {
+      const std::vector<double> queries =
+          GramOf(s_.q_post, head_idx(kv_head), d, s_.shape.gqa_group());
+      std::vector<double> prices(rank);
+      for (int r = 0; r < rank; ++r) prices[r] = QuerySquare(queries, kv_head, r);
+      return prices;
+    }
+    if (in_.basis == nullptr) {
+      return PricesOf(s_.joint.k_pre, kv_head, rank,
+                      [](int i, int r) { return i == r ? 1.0f : 0.0f; });
+    }
+    const HeadBasis& basis = Basis(kv_head);
+    if (!basis.key_way_back.empty()) {
+      return PricesOf(s_.joint.k_pre, kv_head, rank,
+                      [&](int i, int r) { return basis.key_way_back[int64_t{r} * d + i]; });
+    }
+    return PricesOf(s_.joint.k, kv_head, rank,
+                    [&](int i, int r) { return basis.query_basis[int64_t{i} * rank + r]; });
+  }
+  std::vector<double> ValuePrices(int kv_head) const {
+    const int rank = RankV(kv_head), d = head_dim();
+    if (!has_gradients()) return std::vector<double>(rank, 1.0);
+    return PricesOf(s_.joint.v, kv_head, rank, [&](int i, int r) {
+      if (in_.basis == nullptr) return i == r ? 1.0f : 0.0f;
+      return Basis(kv_head).output_basis[int64_t{r} * d + i];
+    });
+  }
+
   // Returns ranges and offsets of the head.
   std::vector<float> AddKeys(int kv_head, QuotientHistogram* histogram) {
     const int rank = RankK(kv_head);
     std::vector<float> scales(2 * rank);
-    const std::vector<double> queries =
-        GramOf(s_.q_post, head_idx(kv_head), head_dim(), s_.shape.gqa_group());
+    const std::vector<double> prices = KeyPrices(kv_head);
     for (int r = 0; r < rank; ++r) {
       const Channel channel = KeyChannel(kv_head, r);
       const float range = std::max((channel.high - channel.low) / 2, kNarrowest);
       const float offset = (channel.high + channel.low) / 2;
-      const double weight = QuerySquare(queries, kv_head, r) * range * range;
+      const double weight = prices[r] * range * range;
       for (const float x : channel.points) {
         if (x >= channel.low && x <= channel.high) histogram->Add((x - offset) / range, weight);
       }
@@ -186,7 +240,10 @@ class LayerFit {
 
   void AddValues(QuotientHistogram* histogram) {
     std::vector<Channel> channels;
+    std::vector<double> prices;
     for (int g = 0; g < s_.shape.n_kv_heads; ++g) {
+      const std::vector<double> of_head = ValuePrices(g);
+      prices.insert(prices.end(), of_head.begin(), of_head.end());
       for (int r = 0; r < RankV(g); ++r) channels.push_back(ValueChannel(g, r));
     }
     const PackedShape shape =
@@ -194,15 +251,23 @@ class LayerFit {
                         {.layer_rank_v = static_cast<int>(channels.size())});
     const int n_out = shape.value_outliers();
     Random random(static_cast<uint64_t>(layer_idx_));
-    std::vector<float> token(channels.size());
+    struct Element {
+      float x;
+      double price;
+    };
+    std::vector<Element> token(channels.size());
     for (int t = 0; t < kDrawnTokens; ++t) {
-      for (size_t i = 0; i < token.size(); ++i)
-        token[i] = channels[i].points[random.Below(kPoints)];
-      std::ranges::sort(token);
-      const std::span<const float> inner(token.data() + n_out, token.size() - 2 * n_out);
-      const double range = std::max((double{inner.back()} - inner.front()) / 2, double{kNarrowest});
-      const double offset = (double{inner.back()} + inner.front()) / 2;
-      for (const float x : inner) histogram->Add((x - offset) / range, range * range);
+      for (size_t i = 0; i < token.size(); ++i) {
+        token[i] = {channels[i].points[random.Below(kPoints)], prices[i]};
+      }
+      std::ranges::sort(token, {}, &Element::x);
+      const std::span<const Element> inner(token.data() + n_out, token.size() - 2 * n_out);
+      const double low = inner.front().x, high = inner.back().x;
+      const double range = std::max((high - low) / 2, double{kNarrowest});
+      const double offset = (high + low) / 2;
+      for (const auto& [x, price] : inner) {
+        histogram->Add((x - offset) / range, price * range * range);
+      }
     }
   }
 

@@ -5,12 +5,14 @@
 // 1 - share / 2 quantile of the channel as it is stored: before RoPE without a basis, and in the
 // basis after it. Of V, they are those of a token over all heads, as sealing makes them
 // (cpu/kernels/seal/seal.h). Centroids are the exact weighted k-means of the quotients inside. The
-// paper weighs them by squared gradients, which an engine without training does not have: here K
-// weighs range^2 times the mean squared query in the channel, V range^2, so that the squared errors
-// of scores and of values are what is minimised.
+// paper weighs each element by its squared gradient; here elements of a channel share the mean of
+// those, the Fisher information of the channel (JointMoments::fisher), times range^2. Where the
+// statistics hold no gradients, K weighs range^2 times the mean squared query in the channel, V
+// range^2, so that the squared errors of scores and of values are what is minimised.
 //
 // The statistics hold no joint distribution of a token's values: tokens are drawn channel by
-// channel. Of channels of a basis they hold mean and variance; such a channel is taken as normal.
+// channel. Of channels of a basis they hold mean and variance: such a channel is taken as normal
+// where nobody has its histogram.
 #pragma once
 
 #include <vector>
@@ -24,6 +26,12 @@ namespace kvlathe {
 
 using ModelCodebooks = std::vector<LayerCodebooks>;  // [n_layers]
 
+// Of what a basis stores of text: channel (layer_idx * n_kv_heads + kv_head_idx) * head_dim + r is
+// the stored channel r of the head.
+struct BasisHistograms {
+  ChannelHistograms k, v;
+};
+
 struct CodebookInputs {
   const CalibrationStatistics* statistics = nullptr;
   const ModelBasis* basis = nullptr;  // null: rows as they are
@@ -32,6 +40,7 @@ struct CodebookInputs {
   double outliers = 0;  // share of the entries that are kept exactly
   bool matches_moments =
       false;  // Q-Norm: centroids with the mean and deviation of what they encode
+  const BasisHistograms* histograms = nullptr;  // of the basis; null: its channels are normal
 };
 
 ModelCodebooks FitCodebooks(const CodebookInputs& inputs);

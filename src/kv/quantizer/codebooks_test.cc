@@ -105,6 +105,38 @@ TEST(FitCodebooks, TakesMomentsInABasis) {
   }
 }
 
+// With gradients, channels that cost nothing have no say in where centroids lie.
+TEST(FitCodebooks, ChannelsWeighByTheirFisherInformation) {
+  CalibrationStatistics statistics = MakeStatistics({1, 1, 1, 16});
+  statistics.k_pre_histograms = statistics.v_histograms = ChannelHistograms(16);
+  Random random(9);
+  std::vector<float> rows(kRows * 16);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    // Evenly spread channels, and channels of few large numbers among many small ones.
+    const double x = 2 * random.Uniform() - 1;
+    const bool is_small = i % 16 >= 8 && random.Uniform() < 0.999;
+    rows[i] = static_cast<float>(is_small ? 0.1 * x : x);
+  }
+  for (int i = 0; i < 16; ++i) rows[i] = 1, rows[16 + i] = -1;  // ranges are alike
+  statistics.k_pre_histograms.Add(rows.data(), kRows, 0, 16);
+  statistics.v_histograms.Add(rows.data(), kRows, 0, 16);
+  statistics.joint.n_tokens = kRows;
+  const auto centroids_of = [&](int first) {
+    for (JointMoments* moments : {&statistics.joint.k_pre, &statistics.joint.v}) {
+      for (int i = 0; i < 16; ++i) moments->fisher[i * 16 + i] = i / 8 == first / 8 ? 1 : 0;
+    }
+    return FitCodebooks({.statistics = &statistics, .rope_dim = 16, .bits = 3})[0];
+  };
+  const LayerCodebooks even = centroids_of(0), peaked = centroids_of(8);
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_NEAR(even.k.centroids[i], (2 * i + 1) / 8.0 - 1, 0.03) << i;
+    EXPECT_NEAR(even.v.centroids[i], (2 * i + 1) / 8.0 - 1, 0.15) << i;  // a token's range varies
+  }
+  // Those of the other channels gather around 0.
+  EXPECT_LT(std::abs(peaked.k.centroids[4]), 0.06);
+  EXPECT_LT(std::abs(peaked.v.centroids[4]), 0.06);
+}
+
 TEST(FitCodebooks, ConstantChannelsAndNoOutliers) {
   CalibrationStatistics statistics = MakeStatistics({1, 1, 1, 16});
   statistics.k_pre_histograms = statistics.v_histograms = ChannelHistograms(16);

@@ -57,6 +57,7 @@ struct ZackOptions {
 };
 struct FdcOptions {
   RankOptions ranks;
+  bool is_whitened = true;
   bool is_resident = false;
   friend bool operator==(const FdcOptions&, const FdcOptions&) = default;
 };

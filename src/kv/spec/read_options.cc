@@ -65,7 +65,9 @@ StageOptions ReadZack(const KeyValues& values) {
 }
 
 StageOptions ReadFdc(const KeyValues& values) {
-  return BasisStage(FdcOptions{.ranks = ReadRanks(values), .is_resident = values.Has("resident")});
+  return BasisStage(FdcOptions{.ranks = ReadRanks(values),
+                               .is_whitened = values.Is("whiten", "on"),
+                               .is_resident = values.Has("resident")});
 }
 
 StageOptions ReadPalu(const KeyValues& values) {

@@ -37,6 +37,10 @@ constexpr KeyInfo kBothRate =
     WithDoc(WithDefault(kRate, "0.7"), "share removed by both together, 1 - sqrt(1 - rate) each");
 constexpr const KeyInfo* kEvictAndRotateKeys[] = {&kBothRate,    &kAccuracy,    &kPassedRanks,
                                                   &kPassedRound, &kPassedScore, &kPassedSink};
+// FDC's authors drop entries by whole keys, before the basis; ZACK's after it.
+constexpr KeyInfo kExactScore = WithDefault(kScore, "exact");
+constexpr const KeyInfo* kKfFKeys[] = {&kBothRate,    &kAccuracy,   &kPassedRanks,
+                                       &kPassedRound, &kExactScore, &kPassedSink};
 // Beside rate, which is what accuracy stands for.
 constexpr KeyInfo kRotatedBits = BesideOthers(kKvquantBits);
 constexpr const KeyInfo* kRotateAndQuantizeKeys[] = {&kRate,         &kAccuracy,     &kRotatedBits,
@@ -140,7 +144,7 @@ constexpr StageInfo kPresets[] = {
      .axis = kPreset,
      .doc = "keyformer and fdc",
      .paper = kFdcPaper,
-     .keys = kEvictAndRotateKeys,
+     .keys = kKfFKeys,
      .expand = ExpandKfF,
      .ladders = kRateLadder},
     {.name = "kvq-f",

@@ -25,8 +25,14 @@ constexpr KeyInfo kResident = {
     .name = "resident",
     .doc = "full: the weights of all dimensions stay, so that a request may choose its own rate",
     .choices = "full"};
-constexpr const KeyInfo* kBasisKeys[] = {&kRate,  &kRatio,    &kAccuracy, &kRanks,
-                                         &kRound, &kResident, &kSink};
+constexpr KeyInfo kWhiten = {.name = "whiten",
+                             .doc = "weigh the weights by the Gram matrix of their inputs",
+                             .default_text = "on",
+                             .choices = "on|off"};
+constexpr KeyInfo kFdcWhiten = WithDoc(
+    kWhiten, "values by the SVD of W_V behind the Gram matrix of its inputs, as Palu; off: of W_V");
+constexpr const KeyInfo* kFdcKeys[] = {&kRate,  &kRatio,     &kAccuracy, &kRanks,
+                                       &kRound, &kFdcWhiten, &kResident, &kSink};
 
 constexpr KeyInfo kNormalise = {.name = "normalise",
                                 .doc = "stack Q on K and V on W_O at equal norms",
@@ -115,10 +121,6 @@ constexpr KeyInfo kPaluGroup = {
     .min = 1,
     .max = 256,
     .multiple_of = 1};
-constexpr KeyInfo kWhiten = {.name = "whiten",
-                             .doc = "weigh the weights by the Gram matrix of their inputs",
-                             .default_text = "on",
-                             .choices = "on|off"};
 constexpr const KeyInfo* kPaluKeys[] = {&kRate,      &kRatio,     &kAccuracy, &kPaluRanks,
                                         &kPaluRound, &kPaluGroup, &kWhiten,   &kSink};
 
@@ -281,9 +283,9 @@ constexpr StageInfo kStages[] = {
      .tuned = kZackForms},
     {.name = "fdc",
      .axis = kBasis,
-     .doc = "queries and keys rotated after RoPE on random tokens, values by the SVD of W_V",
+     .doc = "queries and keys rotated after RoPE on random tokens, values by a whitened SVD of W_V",
      .paper = kFdcPaper,
-     .keys = kBasisKeys,
+     .keys = kFdcKeys,
      .read = ReadFdc,
      .check = CheckBasis,
      .analysis = &kFdcMethod,

@@ -29,7 +29,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"none", "none"},
       {"zack", "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,sink=4)"},
       {"zack(online=on)", "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,online=on,sink=4)"},
-      {"fdc", "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)"},
+      {"fdc", "fdc(rate=0.5,ranks=adaptive,round=16,whiten=on,sink=4)"},
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=1,whiten=on,sink=4)"},
       {"eigen", "eigen(rate=0.5,ranks=adaptive,round=16,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,sink=4)"},
@@ -81,13 +81,13 @@ TEST(Spec, ExpandsPresetsToTheirCompositions) {
 
   const std::string kvquant =
       "+kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=4)";
-  EXPECT_EQ(Resolved("kvq-f"), "fdc(rate=0.5,ranks=adaptive,round=16,sink=4)" + kvquant);
+  EXPECT_EQ(Resolved("kvq-f"), "fdc(rate=0.5,ranks=adaptive,round=16,whiten=on,sink=4)" + kvquant);
   EXPECT_EQ(Resolved("kvquant-z"),
             "zack(rate=0.5,ranks=adaptive,round=16,normalise=off,sink=4)" + kvquant);
   EXPECT_EQ(Resolved("kvq-p(rate=0.25)"),
             "palu(rate=0.25,ranks=adaptive,round=32,group=1,whiten=on,sink=4)" + kvquant);
   EXPECT_EQ(Resolved("kvq-f(bits=2,ranks=uniform,sink=1)"),
-            "fdc(rate=0.5,ranks=uniform,round=16,sink=1)+"
+            "fdc(rate=0.5,ranks=uniform,round=16,whiten=on,sink=1)+"
             "kvquant(bits=2,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=1)");
 }
 
@@ -105,6 +105,8 @@ TEST(Spec, EvictAndRotatePresetsRemoveTheRateTogether) {
       ASSERT_NE(spec->retention(), nullptr);
       ASSERT_TRUE(std::holds_alternative<KeyformerOptions>(*spec->retention()));
       EXPECT_DOUBLE_EQ(BudgetOf(*spec->retention())->keep, std::sqrt(1 - rate));
+      // FDC's authors drop by whole keys.
+      EXPECT_EQ(BudgetOf(*spec->retention())->reads_whole_keys, std::string(basis) == "fdc");
     }
   }
   EXPECT_EQ(Spec::Parse("kf-p(ranks=uniform,round=16)")->stage(Axis::kBasis)->ToString(),
@@ -170,7 +172,7 @@ TEST(Spec, GivesConsumersStagesAndValues) {
 
 TEST(Spec, OrderAndSpellingOfNumbersHaveNoMeaning) {
   EXPECT_EQ(*Spec::Parse("fdc(rate=0.50,sink=4)+int8"), *Spec::Parse("int8+fdc(rate=5e-1)"));
-  EXPECT_EQ(Resolved("fdc(rate=-0)"), "fdc(rate=0,ranks=adaptive,round=16,sink=4)");
+  EXPECT_EQ(Resolved("fdc(rate=-0)"), "fdc(rate=0,ranks=adaptive,round=16,whiten=on,sink=4)");
   EXPECT_FALSE(*Spec::Parse("fdc(rate=0.5)") == *Spec::Parse("fdc(rate=0.51)"));
 }
 
@@ -182,7 +184,7 @@ TEST(Spec, RefusesWithThePositionAndWhatIsAllowedThere) {
   }
   EXPECT_EQ(ErrorOf("fdc(rat=0.5)"),
             "--kv 'fdc(rat=0.5)': position 5: unknown key 'rat'; fdc takes rate, ratio, accuracy, "
-            "ranks, round, resident, sink");
+            "ranks, round, whiten, resident, sink");
   EXPECT_EQ(ErrorOf("fcd"),
             "--kv 'fcd': position 1: unknown stage 'fcd'; none, or stages of " + stages);
   EXPECT_EQ(ErrorOf("fdc(rate=1)"),
@@ -262,7 +264,7 @@ TEST(Spec, RefusesValuesOutsideTheirRanges) {
 
 TEST(Spec, AccuracyStandsForHowFarAStageCompresses) {
   EXPECT_EQ(Resolved("fdc(accuracy=0.99)+kivi(accuracy=0.99)"),
-            "fdc(accuracy=0.99,ranks=adaptive,round=16,sink=4)+"
+            "fdc(accuracy=0.99,ranks=adaptive,round=16,whiten=on,sink=4)+"
             "kivi(accuracy=0.99,group=32,run=512,buffer=64,newest=0,sink=4)");
   EXPECT_EQ(Spec::Parse("int8+h2o(accuracy=0.9)")->accuracy(), 0.9);
   EXPECT_FALSE(Spec::Parse("fdc(rate=0.5)")->accuracy().has_value());

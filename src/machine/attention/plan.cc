@@ -61,6 +61,20 @@ CostModel CostModelFor(Isa isa) {
   return model;
 }
 
+double ItemNs(const CostModel& model, const JobSize& job, int row_begin, int row_end,
+              int entry_begin, int entry_end) {
+  const int first_token = row_begin / job.gqa_group;
+  const int n_tokens = (row_end - row_begin) / job.gqa_group;
+  const double n_pairs =
+      job.gqa_group * SumClamped(int64_t{job.first_visible} + first_token - entry_begin, n_tokens,
+                                 entry_end - entry_begin);
+  const int n_read = std::max(0, std::min(entry_end, job.VisibleTo(row_end)) - entry_begin);
+  const double read_ns = 2.0 * job.n_channels() * n_read / model.read_bytes_per_ns;
+  const double compute_ns =
+      2.0 * (job.n_channels() + model.softmax_channels) * n_pairs / model.flops_per_ns;
+  return std::max(read_ns, compute_ns) + model.item_ns;
+}
+
 int ItemRows(int gqa_group, int n_channels, int max_channels) {
   const int step = RowStep(gqa_group);
   const int64_t rows = int64_t{kBaseItemRows} * max_channels / std::max(1, n_channels);
@@ -79,16 +93,7 @@ int Planner::RowsPerItem(const JobSize& job) const {
 }
 
 double Planner::CostOf(const JobSize& job, const Rows& rows, int entry_begin, int entry_end) const {
-  const int first_token = rows.begin / job.gqa_group;
-  const int n_tokens = (rows.end - rows.begin) / job.gqa_group;
-  const double n_pairs =
-      job.gqa_group * SumClamped(int64_t{job.first_visible} + first_token - entry_begin, n_tokens,
-                                 entry_end - entry_begin);
-  const int n_read = std::max(0, std::min(entry_end, job.VisibleTo(rows.end)) - entry_begin);
-  const double read_ns = 2.0 * job.n_channels() * n_read / model_.read_bytes_per_ns;
-  const double compute_ns =
-      2.0 * (job.n_channels() + model_.softmax_channels) * n_pairs / model_.flops_per_ns;
-  return std::max(read_ns, compute_ns) + model_.item_ns;
+  return ItemNs(model_, job, rows.begin, rows.end, entry_begin, entry_end);
 }
 
 double Planner::CostOfJob(int job_idx, int first_row) const {

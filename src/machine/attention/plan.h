@@ -46,6 +46,11 @@ struct CostModel {
 // oneDNN reaches on Sapphire Rapids, with the time of a softmax score on Zen 4.
 CostModel CostModelFor(Isa isa);
 
+// What the model says of rows [row_begin, row_end) of a job, at token boundaries, with entries
+// [entry_begin, entry_end) as far as the rows see them.
+double ItemNs(const CostModel& model, const JobSize& job, int row_begin, int row_end,
+              int entry_begin, int entry_end);
+
 // An item attends with rows [row_begin, row_end) of a job, both at token boundaries, to entries
 // [entry_begin, entry_end) of its blocks, as far as each row sees them (first_visible). For any
 // rows there is exactly one item with entry_begin 0, even when no entry is visible; it also adds
