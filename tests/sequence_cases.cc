@@ -38,6 +38,8 @@ ModelBasis DrawBasis(CaseBasis kind) {
       return DrawRandomBasis(2, 2, 32, 0.3, 9, LatentKeys{});
     case CaseBasis::kSplitLatents:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, LatentKeys{});
+    case CaseBasis::kSplitCentred:
+      return DrawRandomSplitBasis(2, 2, 32, 4, 9, MappedKeys{1, false, MostTurningPairs(32)});
     case CaseBasis::kSplitFrames:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, MappedKeys{1, true, MostTurningPairs(32)});
     case CaseBasis::kSplitClasses:
@@ -45,7 +47,8 @@ ModelBasis DrawBasis(CaseBasis kind) {
     case CaseBasis::kSplitClassLatents:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, LatentKeys{}, /*has_classes=*/true);
     case CaseBasis::kSplitPressed:
-      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9).value(), 9);
+      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9).value(), 9,
+                             MappedKeys{1, false, MostTurningPairs(32)});
     case CaseBasis::kSplitPressedLatents:
       return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9).value(), 9, LatentKeys{});
     case CaseBasis::kSplitPressedFrames:
@@ -78,6 +81,7 @@ CaseBasis BasisOf(const Spec& spec) {
     return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitPressedLatents : CaseBasis::kSplitPressed;
   }
   if (HasFrames(spec.keys())) return CaseBasis::kSplitFrames;
+  if (spec.key_rows() == KeyRows::kCentred) return CaseBasis::kSplitCentred;
   if (sealing.splits_bits) {
     return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitLatents : CaseBasis::kSplit;
   }
@@ -96,9 +100,11 @@ const SequenceCase kCases[] = {
     {"KvquantLowrank", "fdc(rate=0.3)+kvquant(outliers=0.1)+lowrank", CaseBasis::kPlain},
     {"WindowGear", "window(size=90)+gear(bits=4,run=64)"},
     {"WindowInt8", "window(size=30)+int8(run=64)"},
-    {"Lathe", "lathe(ratio=4,scales=static,open=8,run=64)", CaseBasis::kSplit},
-    {"LatheOpen16", "lathe(ratio=4,scales=static,run=64,open=16,sink=0)", CaseBasis::kSplit},
-    {"LatheLowrank", "lathe(ratio=4,scales=static,open=8,run=128)+lowrank", CaseBasis::kSplit},
+    {"Lathe", "lathe(ratio=4,scales=static,open=8,run=64)", CaseBasis::kSplitCentred},
+    {"LatheOpen16", "lathe(ratio=4,scales=static,run=64,open=16,sink=0)", CaseBasis::kSplitCentred},
+    {"LatheKeysAfter", "lathe(ratio=4,scales=static,open=8,keys=after,run=64)", CaseBasis::kSplit},
+    {"LatheLowrank", "lathe(ratio=4,scales=static,open=8,run=128)+lowrank",
+     CaseBasis::kSplitCentred},
     {"LatheClasses", "lathe(ratio=4,scales=static,open=8,classes=3,run=64)",
      CaseBasis::kSplitClasses},
     {"LatheClassesKeysBefore", "lathe(ratio=4,scales=static,open=8,classes=3,keys=before,run=64)",

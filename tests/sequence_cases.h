@@ -23,6 +23,7 @@ enum class CaseBasis {
   kSplitClasses,
   kLatents,
   kSplitLatents,
+  kSplitCentred,  // keys less their mean
   kSplitFrames,
   kSplitClassLatents,
   kSplitPressed,

@@ -252,8 +252,8 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
     inputs.value_grams = *joined_values;
     expect_same("palu", inputs);
   }
-  // What keys lose where they turn and behind it, queries add again, whatever it is, in a frame and
-  // across frames.
+  // What keys lose where they turn and behind it, queries add again, whatever it is, in a frame,
+  // across frames and without them.
   const ModelConfig& config = none.model->config();
   if (config.rope_dim() > 0) {
     ids = RandomIds(kFramePositions + 44, reference_.vocab, 6);
@@ -261,7 +261,7 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
     expected = EngineLogits(&none, ids, chunks);
   }
   CalibrationStatistics with_mean = statistics;
-  with_mean.joint.k_block = with_mean.joint.k;
+  with_mean.joint.k_block = with_mean.joint.k_centred = with_mean.joint.k;
   const int n_pairs = MostTurningPairs(config.rope_dim());
   Random random(8);
   for (size_t i = 0; i < with_mean.turning_mean.size(); ++i) {
@@ -270,11 +270,13 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
     with_mean.turning_mean[i] = static_cast<float>(3 * random.Normal());
   }
   for (const int joint_channels : {0, config.n_kv_heads * config.head_dim}) {
-    BasisInputs of_block = {&with_mean, *value_grams, *output_grams};
-    of_block.options = {.has_frames = config.rope_dim() > 0,
-                        .turning_pairs = n_pairs,
-                        .joint_channels = joint_channels};
-    expect_same("lathe", of_block);
+    for (const bool has_frames : {true, false}) {
+      BasisInputs less_mean = {&with_mean, *value_grams, *output_grams};
+      less_mean.options = {.has_frames = has_frames && config.rope_dim() > 0,
+                           .turning_pairs = n_pairs,
+                           .joint_channels = joint_channels};
+      expect_same("lathe", less_mean);
+    }
   }
 }
 

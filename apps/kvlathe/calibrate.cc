@@ -183,7 +183,7 @@ void AddCalibrateVerb(Verbs* verbs) {
           "--maps", options->maps,
           "write only what lathe needs with these keys, about a thirtieth of the bytes; with "
           "--basis FILE of what that file holds, without calibrating")
-      ->check(CLI::IsMember({"after", "block", "before"}));
+      ->check(CLI::IsMember({"after", "centred", "block", "before"}));
   verb->add_option("--basis", options->model.basis, "with --maps: a file of statistics to read")
       ->needs("--maps");
   verb->add_option("-s,--seed", options->run.seed, "seed of the random tokens")

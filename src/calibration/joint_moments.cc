@@ -104,8 +104,7 @@ JointMomentSums::JointMomentSums(const StatisticsShape& shape, int n_pairs, int 
       adder_(pool) {
   for (Part& part : parts_) {
     for (int kind = 0; kind < kKinds; ++kind) {
-      const int64_t width = kind == kKeysInFrames ? turning_means_.RowWidth() : width_;
-      part.of_kind[kind] = MakeSums(shape.n_layers * n_groups_, width);
+      part.of_kind[kind] = MakeSums(shape.n_layers * n_groups_, WidthOf(static_cast<Kind>(kind)));
     }
   }
 }
@@ -121,25 +120,21 @@ void JointMomentSums::Observe(const QkvView& view) {
   while (n_sinks < view.n_tokens && view.positions[n_sinks] < kCalibrationSinks) ++n_sinks;
   const int64_t n_rows = view.n_tokens - n_sinks;
   if (n_rows == 0) return;
-  const float* k_post = view.k_post + n_sinks * stride;
-  if (!shifts_.empty()) {
-    turned_.assign(k_post, k_post + n_rows * stride);
-    shifts_[view.layer_idx].Apply(n_rows * shape_.n_kv_heads, shape_.head_dim, turned_.data());
-    k_post = turned_.data();
-  }
   const float* const k_pre = view.k_pre + n_sinks * stride;
   turning_means_.See(view.layer_idx, k_pre, n_rows);
   const PositionShift none;
   const PositionShift& shift = shifts_.empty() ? none : shifts_[view.layer_idx];
-  turning_means_.RowsWithAngles(view.layer_idx, shift, std::span(view.positions + n_sinks, n_rows),
-                                k_pre, &in_frames_);
+  const TurningMeans::Keys keys = {view.layer_idx, shift,
+                                   std::span(view.positions + n_sinks, n_rows)};
+  turning_means_.RowsWithAngles(keys, view.k_post + n_sinks * stride, &turned_);
+  turning_means_.FrameRowsWithAngles(keys, k_pre, &in_frames_);
   Part& part = parts_[is_held_back_ ? 1 : 0];
-  const std::pair<Kind, const float*> kinds[] = {{kKeys, k_post},
+  const std::pair<Kind, const float*> kinds[] = {{kKeys, turned_.data()},
                                                  {kKeysInFrames, in_frames_.data()},
                                                  {kKeysBeforeRope, k_pre},
                                                  {kValues, view.v + n_sinks * stride}};
   for (const auto& [kind, rows] : kinds) {
-    const int64_t width = kind == kKeysInFrames ? turning_means_.RowWidth() : width_;
+    const int64_t width = WidthOf(kind);
     for (int64_t group = 0; group < n_groups_; ++group) {
       adder_.Add(rows + group * width, n_rows, n_groups_ * width, nullptr, width,
                  view.layer_idx * n_groups_ + group, &part.of_kind[kind]);
@@ -158,10 +153,13 @@ void JointMomentSums::Finish(CalibrationStatistics* statistics) {
   const std::pair<Part*, JointStatistics*> parts[] = {{&parts_[0], &statistics->joint},
                                                       {&parts_[1], &statistics->held_back}};
   for (const auto& [part, to] : parts) {
-    JointSums& in_frames = part->of_kind[kKeysInFrames];
-    in_frames = turning_means_.WithSettledMeans(std::move(in_frames));
-    Normalise(&part->of_kind[kKeys], width_, &to->k.mean, &to->k.covariance);
-    Normalise(&in_frames, width_, &to->k_block.mean, &to->k_block.covariance);
+    const auto finish = [&](JointSums sums, JointMoments* moments) {
+      Normalise(&sums, width_, &moments->mean, &moments->covariance);
+    };
+    finish(turning_means_.WithSettledMeans(part->of_kind[kKeys]), &to->k_centred);
+    finish(turning_means_.WithoutMeans(std::exchange(part->of_kind[kKeys], {})), &to->k);
+    finish(turning_means_.WithSettledMeans(std::exchange(part->of_kind[kKeysInFrames], {})),
+           &to->k_block);
     Normalise(&part->of_kind[kKeysBeforeRope], width_, &to->k_pre.mean, &to->k_pre.covariance);
     Normalise(&part->of_kind[kValues], width_, &to->v.mean, &to->v.covariance);
   }
@@ -177,7 +175,8 @@ FisherSums::FisherSums(const StatisticsShape& shape, int n_pairs, ThreadPool* po
   const int64_t n_matrices = shape.n_layers * n_groups_;
   for (Part& part : parts_) {
     for (KindSums* sums : {&part.k, &part.k_block, &part.k_pre, &part.v}) {
-      const int64_t n_angles = sums == &part.k_block ? 2 * n_pairs : 0;
+      const bool have_angles = sums == &part.k || sums == &part.k_block;
+      const int64_t n_angles = have_angles ? 2 * n_pairs : 0;
       sums->rows = MakeSums(n_matrices, width_ + n_angles);
       sums->fisher.resize(n_matrices * width_ * width_);
     }
@@ -198,22 +197,23 @@ void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift,
                      const TurningMeans& means, bool is_held_back) {
   const int64_t n_rows = gradients.n_tokens * shape_.n_kv_heads, n = n_rows * shape_.head_dim;
   turned_.assign(gradients.k_post, gradients.k_post + n);
-  turned_rows_.assign(gradients.k_post_rows, gradients.k_post_rows + n);
-  for (std::vector<float>* rows : {&turned_, &turned_rows_}) {
-    shift.Apply(n_rows, shape_.head_dim, rows->data());
-  }
+  shift.Apply(n_rows, shape_.head_dim, turned_.data());
   Part& part = parts_[is_held_back ? 1 : 0];
   const int64_t n_tokens = gradients.n_tokens;
   const int layer_idx = gradients.layer_idx;
   const auto rows_of = [&](const float* rows) { return GroupRows{rows, width_, n_tokens}; };
-  AddRows(turned_.data(), rows_of(turned_rows_.data()), layer_idx, &part.k);
   std::vector<int> positions(n_tokens);
   std::iota(positions.begin(), positions.end(), 0);
+  const TurningMeans::Keys keys = {layer_idx, shift, positions};
+  const auto with_angles = [&] {
+    return GroupRows{turned_rows_.data(), means.RowWidth(), n_tokens};
+  };
+  means.RowsWithAngles(keys, gradients.k_post_rows, &turned_rows_);
+  AddRows(turned_.data(), with_angles(), layer_idx, &part.k);
   shift.TurnGradientsInFrames({positions, shape_.n_kv_heads, shape_.head_dim, gradients.k_pre},
                               turned_.data());
-  means.RowsWithAngles(layer_idx, shift, positions, gradients.k_pre_rows, &turned_rows_);
-  AddRows(turned_.data(), {turned_rows_.data(), means.RowWidth(), n_tokens}, layer_idx,
-          &part.k_block);
+  means.FrameRowsWithAngles(keys, gradients.k_pre_rows, &turned_rows_);
+  AddRows(turned_.data(), with_angles(), layer_idx, &part.k_block);
   AddRows(gradients.k_pre, rows_of(gradients.k_pre_rows), layer_idx, &part.k_pre);
   AddRows(gradients.v, rows_of(gradients.v_rows), layer_idx, &part.v);
 }
@@ -273,8 +273,11 @@ Status FisherSums::Finish(const TurningMeans& means, CalibrationStatistics* stat
   for (const auto& [part, to] : parts) {
     to->n_tokens = part->n_tokens[0];
     if (to->n_tokens == 0) continue;
+    KindSums centred = {means.WithSettledMeans(part->k.rows), part->k.fisher};
+    KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &centred, &to->k_centred));
+    part->k.rows = means.WithoutMeans(part->k.rows);
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k, &to->k));
-    part->k_block.rows = means.WithSettledMeans(std::move(part->k_block.rows));
+    part->k_block.rows = means.WithSettledMeans(part->k_block.rows);
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k_block, &to->k_block));
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->k_pre, &to->k_pre));
     KVL_RETURN_IF_ERROR(FinishMoments(to->n_tokens, &part->v, &to->v));

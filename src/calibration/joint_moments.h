@@ -63,6 +63,10 @@ class JointMomentSums : public QkvObserver {
   struct Part {
     JointSums of_kind[kKinds];
   };
+  // Keys that lose a mean have the angles of their positions beside them.
+  int64_t WidthOf(Kind kind) const {
+    return kind == kKeys || kind == kKeysInFrames ? turning_means_.RowWidth() : width_;
+  }
 
   StatisticsShape shape_;
   int64_t width_, n_groups_;
@@ -70,7 +74,7 @@ class JointMomentSums : public QkvObserver {
   bool is_held_back_ = false;
   Part parts_[2];  // calibration, held back
   TurningMeans turning_means_;
-  std::vector<float> turned_, in_frames_;  // keys of a view
+  std::vector<float> turned_, in_frames_;  // keys of a view, with angles
   JointAdder adder_;
 };
 

@@ -32,25 +32,26 @@ void PositionShift::Apply(int64_t n_rows, int64_t row_dim, float* rows) const {
   }
 }
 
-void PositionShift::FrameAngles(int in_sequence, double amplitude, std::span<float> cos,
-                                std::span<float> sin) const {
+void PositionShift::AnglesAt(Frames frames, int in_sequence, double amplitude, std::span<float> cos,
+                             std::span<float> sin) const {
   const int position = n_positions_ + in_sequence;
   const int place = std::max(0, position - kCalibrationSinks) % kFramePositions;
   for (int64_t i = 0; i < std::ssize(cos); ++i) {
-    const double angle = (i < n_absolute_ ? position : place) * frequencies_[i];
+    const bool is_absolute = frames == Frames::kNone || i < n_absolute_;
+    const double angle = (is_absolute ? position : place) * frequencies_[i];
     cos[i] = static_cast<float>(amplitude * std::cos(angle));
     sin[i] = static_cast<float>(amplitude * std::sin(angle));
   }
 }
 
-void PositionShift::WriteFrameAngles(std::span<const int> positions, int64_t n_pairs,
-                                     float* to) const {
+void PositionShift::WriteAngles(Frames frames, std::span<const int> positions, int64_t n_pairs,
+                                float* to) const {
   const int64_t n = std::min(n_pairs, std::ssize(frequencies_));  // others do not turn
   for (const int position : positions) {
     std::fill_n(to, n_pairs, 1.0f);
     std::fill_n(to + n_pairs, n_pairs, 0.0f);
-    FrameAngles(position, amplitude_, {to, static_cast<size_t>(n)},
-                {to + n_pairs, static_cast<size_t>(n)});
+    AnglesAt(frames, position, amplitude_, {to, static_cast<size_t>(n)},
+             {to + n_pairs, static_cast<size_t>(n)});
     to += 2 * n_pairs;
   }
 }
@@ -61,7 +62,7 @@ void PositionShift::Turn(const RowsInFrames& in, double amplitude, float* to) co
   const float* from = in.rows;
   std::vector<float> cos(half), sin(half);
   for (const int in_sequence : in.positions) {
-    FrameAngles(in_sequence, amplitude, cos, sin);
+    AnglesAt(Frames::kOfSlowPairs, in_sequence, amplitude, cos, sin);
     for (int64_t c = 0; c < width; ++c) {
       to[c] = in.mean == nullptr ? from[c] : from[c] - in.mean[c];
     }

@@ -22,8 +22,11 @@ class PositionShift {
   // rows: [n_rows, row_dim], in place.
   void Apply(int64_t n_rows, int64_t row_dim, float* rows) const;
 
-  // Rows before RoPE, [positions, rows_per_token, row_dim], as a cache with frames turns them
-  // (format/keys.h): that of position 0 of the sequence stands at the shift.
+  // What turns by the place in a frame: no pair of channels, or those that are slow enough
+  // (format/keys.h).
+  enum class Frames { kNone, kOfSlowPairs };
+  // Rows before RoPE, [positions, rows_per_token, row_dim], as a cache with frames turns them:
+  // that of position 0 of the sequence stands at the shift.
   struct RowsInFrames {
     std::span<const int> positions;
     int64_t rows_per_token;
@@ -33,16 +36,16 @@ class PositionShift {
   };
   // to: A R (row - mean), A the amplitude.
   void TurnInFrames(const RowsInFrames& rows, float* to) const;
-  // to: [positions, 2 n_pairs], A times the cosines of the first pairs in frames, then their sines.
-  void WriteFrameAngles(std::span<const int> positions, int64_t n_pairs, float* to) const;
+  // to: [positions, 2 n_pairs], A times the cosines of the first pairs, then their sines.
+  void WriteAngles(Frames frames, std::span<const int> positions, int64_t n_pairs, float* to) const;
   // to: R gradient / A, the gradient with respect to what TurnInFrames makes, of that with respect
   // to the rows.
   void TurnGradientsInFrames(const RowsInFrames& gradients, float* to) const;
 
  private:
   // Those of the pairs, amplitude times, at a position of the sequence.
-  void FrameAngles(int in_sequence, double amplitude, std::span<float> cos,
-                   std::span<float> sin) const;
+  void AnglesAt(Frames frames, int in_sequence, double amplitude, std::span<float> cos,
+                std::span<float> sin) const;
   void Turn(const RowsInFrames& rows, double amplitude, float* to) const;
 
   int n_positions_ = 0;

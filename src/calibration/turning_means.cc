@@ -58,20 +58,48 @@ const float* TurningMeans::of(int layer_idx) const {
 
 int64_t TurningMeans::RowWidth() const { return width_ + int64_t{2} * n_pairs_; }
 
-void TurningMeans::RowsWithAngles(int layer_idx, const PositionShift& shift,
-                                  std::span<const int> positions, const float* k_pre,
-                                  std::vector<float>* rows) const {
-  const int64_t n_rows = std::ssize(positions), stride = n_groups_ * width_, row_width = RowWidth();
-  std::vector<float> turned(n_rows * stride), angles(n_rows * 2 * n_pairs_);
-  shift.TurnInFrames({positions, shape_.n_kv_heads, shape_.head_dim, k_pre, of(layer_idx)},
-                     turned.data());
-  shift.WriteFrameAngles(positions, n_pairs_, angles.data());
+void TurningMeans::PutAngles(const Keys& keys, PositionShift::Frames frames,
+                             const std::vector<float>& turned, std::vector<float>* rows) const {
+  const int64_t n_rows = std::ssize(keys.positions), stride = n_groups_ * width_;
+  const int64_t row_width = RowWidth();
+  std::vector<float> angles(n_rows * 2 * n_pairs_);
+  keys.shift.WriteAngles(frames, keys.positions, n_pairs_, angles.data());
   rows->resize(n_rows * n_groups_ * row_width);
   for (int64_t t = 0; t < n_rows; ++t) {
     for (int64_t group = 0; group < n_groups_; ++group) {
       float* const to = rows->data() + (t * n_groups_ + group) * row_width;
       std::copy_n(turned.data() + t * stride + group * width_, width_, to);
       std::copy_n(angles.data() + t * 2 * n_pairs_, 2 * n_pairs_, to + width_);
+    }
+  }
+}
+
+void TurningMeans::FrameRowsWithAngles(const Keys& keys, const float* k_pre,
+                                       std::vector<float>* rows) const {
+  std::vector<float> turned(std::ssize(keys.positions) * n_groups_ * width_);
+  keys.shift.TurnInFrames(
+      {keys.positions, shape_.n_kv_heads, shape_.head_dim, k_pre, of(keys.layer_idx)},
+      turned.data());
+  PutAngles(keys, PositionShift::Frames::kOfSlowPairs, turned, rows);
+}
+
+void TurningMeans::RowsWithAngles(const Keys& keys, const float* k_post,
+                                  std::vector<float>* rows) const {
+  const int64_t n_rows = std::ssize(keys.positions), stride = n_groups_ * width_;
+  std::vector<float> turned(k_post, k_post + n_rows * stride);
+  keys.shift.Apply(n_rows * shape_.n_kv_heads, shape_.head_dim, turned.data());
+  PutAngles(keys, PositionShift::Frames::kNone, turned, rows);
+  const float* const means = of(keys.layer_idx);
+  for (int64_t t = 0; t < n_rows * n_groups_; ++t) {
+    float* const row = rows->data() + t * RowWidth();
+    const float *const cos = row + width_, *const sin = cos + n_pairs_;
+    const float* const of_group = means + t % n_groups_ * width_;
+    for (int64_t head = 0; head < width_; head += shape_.head_dim) {
+      for (int64_t i = 0; i < n_pairs_; ++i) {
+        const float a = of_group[head + i], b = of_group[head + i + half_];
+        row[head + i] -= a * cos[i] - b * sin[i];
+        row[head + i + half_] -= b * cos[i] + a * sin[i];
+      }
     }
   }
 }
@@ -87,13 +115,13 @@ void TurningMeans::Settle(const JointSums& keys_before_rope) {
   }
 }
 
-std::vector<double> TurningMeans::ChangeByAngles(int64_t layer_idx, int64_t group) const {
+std::vector<double> TurningMeans::MeansByAngles(int64_t layer_idx, int64_t group,
+                                                const std::vector<double>& means) const {
   const int64_t first = (layer_idx * n_groups_ + group) * width_, n_angles = int64_t{2} * n_pairs_;
-  const auto change = [&](int64_t i) { return double{settled_[first + i]} - first_[first + i]; };
   std::vector<double> m(width_ * n_angles);
   for (int64_t head = 0; head < width_; head += shape_.head_dim) {
     for (int64_t i = 0; i < n_pairs_; ++i) {
-      const double a = change(head + i), b = change(head + i + half_);
+      const double a = means[first + head + i], b = means[first + head + i + half_];
       double* const of_a = &m[(head + i) * n_angles];
       double* const of_b = &m[(head + i + half_) * n_angles];
       of_a[i] = of_b[n_pairs_ + i] = a;
@@ -105,15 +133,19 @@ std::vector<double> TurningMeans::ChangeByAngles(int64_t layer_idx, int64_t grou
 }
 
 // With x' = x - M f, whose f are the angles: S' = S_xx - M S_fx - S_xf M^T + M S_ff M^T.
-JointSums TurningMeans::WithSettledMeans(JointSums rows_with_angles) const {
+JointSums TurningMeans::LessMeans(const JointSums& rows_with_angles,
+                                  const std::vector<float>& means) const {
   if (n_pairs_ == 0) return rows_with_angles;
   const int64_t n_matrices = std::ssize(rows_with_angles.weight), wide = RowWidth(),
                 n_angles = int64_t{2} * n_pairs_;
+  std::vector<double> change(means.begin(), means.end());
+  for (size_t i = 0; i < change.size(); ++i) change[i] -= first_[i];
   JointSums settled;
+  settled.weight = rows_with_angles.weight;
   settled.mean.resize(n_matrices * width_);
   settled.scatter.resize(n_matrices * width_ * width_);
   for (int64_t idx = 0; idx < n_matrices; ++idx) {
-    const std::vector<double> m = ChangeByAngles(idx / n_groups_, idx % n_groups_);
+    const std::vector<double> m = MeansByAngles(idx / n_groups_, idx % n_groups_, change);
     const double* const from_mean = &rows_with_angles.mean[idx * wide];
     const double* const from = &rows_with_angles.scatter[idx * wide * wide];
     double* const mean = &settled.mean[idx * width_];
@@ -139,7 +171,6 @@ JointSums TurningMeans::WithSettledMeans(JointSums rows_with_angles) const {
       }
     }
   }
-  settled.weight = std::move(rows_with_angles.weight);
   return settled;
 }
 

@@ -84,7 +84,7 @@ class TurningMeansTest : public ::testing::Test {
 
 TEST_F(TurningMeansTest, MomentsWithSettledMeansAreThoseOfKeysThatLostThem) {
   std::vector<float> rows;
-  means_.RowsWithAngles(1, shift_, positions_, keys_.data(), &rows);
+  means_.FrameRowsWithAngles({1, shift_, positions_}, keys_.data(), &rows);
   ASSERT_EQ(means_.RowWidth(), kTurningWidth + 2 * kTurningPairs);
   ASSERT_EQ(std::ssize(rows), kRows * 2 * means_.RowWidth());
   means_.Settle(SumsOf(keys_, kTurningWidth));
@@ -102,6 +102,51 @@ TEST_F(TurningMeansTest, MomentsWithSettledMeansAreThoseOfKeysThatLostThem) {
       const double at = settled.scatter[(3 * kTurningWidth + i) * kTurningWidth + j];
       ASSERT_NEAR(at, expected.scatter[i * kTurningWidth + j], 1e-3 * settled.weight[3])
           << i << " " << j;
+    }
+  }
+}
+
+// Without frames, less the settled means and less none of them.
+TEST_F(TurningMeansTest, MomentsWithoutFramesAreThoseOfKeysAfterRope) {
+  // Keys after RoPE as a sequence has them, which the shift turns on.
+  std::vector<float> k_post(keys_.size()), turned(keys_.size()), rows;
+  const std::vector<double> frequencies(kTurningHalf, 0.3);
+  const auto turn = [&](const float* mean, int first, std::vector<float>* to) {
+    for (size_t i = 0; i < keys_.size(); ++i) {
+      const auto token = static_cast<int64_t>(i) / kTurningStride;
+      const int64_t channel = static_cast<int64_t>(i) % kTurningStride, d = channel % 48;
+      const auto less = [&](int64_t c) {
+        return keys_[token * kTurningStride + c] - (mean == nullptr ? 0 : mean[c]);
+      };
+      if (d >= 2 * kTurningHalf) {
+        (*to)[i] = less(channel);
+        continue;
+      }
+      const double angle = 0.3 * (first + positions_[token]);
+      const double partner = d < kTurningHalf ? -less(channel + kTurningHalf)  // of the pair
+                                              : less(channel - kTurningHalf);
+      (*to)[i] =
+          static_cast<float>(1.5 * (less(channel) * std::cos(angle) + partner * std::sin(angle)));
+    }
+  };
+  turn(nullptr, 0, &k_post);
+  means_.RowsWithAngles({1, shift_, positions_}, k_post.data(), &rows);
+  means_.Settle(SumsOf(keys_, kTurningWidth));
+  const JointSums sums = SumsOf(rows, means_.RowWidth());
+  for (const bool is_settled : {true, false}) {
+    SCOPED_TRACE(is_settled);
+    const float* const mean = means_.settled().data() + kTurningStride;
+    turn(is_settled ? mean : nullptr, 700, &turned);
+    const JointSums got = is_settled ? means_.WithSettledMeans(sums) : means_.WithoutMeans(sums);
+    const WeighedMoments expected =
+        WeighedMomentsOf(turned, weights_, kTurningWidth, kTurningWidth, kTurningStride);
+    for (int64_t i = 0; i < kTurningWidth; ++i) {
+      ASSERT_NEAR(got.mean[3 * kTurningWidth + i], expected.mean[i], 1e-4) << i;
+      for (int64_t j = 0; j < kTurningWidth; ++j) {
+        const double at = got.scatter[(3 * kTurningWidth + i) * kTurningWidth + j];
+        ASSERT_NEAR(at, expected.scatter[i * kTurningWidth + j], 1e-3 * got.weight[3])
+            << i << " " << j;
+      }
     }
   }
 }

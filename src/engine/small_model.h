@@ -32,7 +32,7 @@ inline ModelConfig WideConfig(int head_dim) {
 }
 
 // Keys that lose half of their dimensions, as fdc cuts them; the maps are random. Where the spec
-// splits bits, all channels of a head have the same.
+// splits bits, all channels of a head have the same; where its keys lose a mean, it is random too.
 inline ModelBasis HalfRankBasis(const ModelConfig& c, const Spec& spec) {
   const bool splits_bits = FactsOf(spec.sealing()).splits_bits;
   Random random(17);
@@ -42,12 +42,15 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, const Spec& spec) {
     return m;
   };
   ModelBasis basis{c.n_layers, c.n_kv_heads, c.head_dim, {}};
+  const bool lose_mean = spec.key_rows() == KeyRows::kCentred;
+  if (lose_mean) basis.keys = MappedKeys{1, false, MostTurningPairs(c.rope_dim())};
   for (int i = 0; i < c.n_layers * c.n_kv_heads; ++i) {
     HeadBasis head{.rank_k = 16, .rank_v = i % 2 == 0 ? 16 : 32};
     head.query_basis = matrix(c.head_dim, head.rank_k);
     head.key_basis = matrix(c.head_dim, head.rank_k);
     head.value_basis = matrix(c.head_dim, head.rank_v);
     head.output_basis = matrix(head.rank_v, c.head_dim);
+    if (lose_mean) head.turning_mean = matrix(1, c.head_dim);
     if (splits_bits) {
       head.bits.middle.k.channels[2] = head.rank_k;  // 4 bits
       head.bits.middle.v.channels[3] = head.rank_v;

@@ -3,12 +3,17 @@
 //
 //   TurnedKeys   k after RoPE, as the model makes it           read as they lie
 //   MappedKeys   (k after RoPE) E                              read as they lie by queries q D
+//                (R(j) (k before RoPE - m)) E                  likewise, plus q R(j) m
 //                (R(o) (k before RoPE - m)) E                  as they lie, by q D of their frame
 //   LatentKeys   (k before RoPE) E                             read as k~ F, turned to its position
 //
 // D, E and F are the maps of a basis (analysis/bases/basis.h).
 //
-// The third row is that of frames. Behind the sinks, positions lie in frames of kFramePositions. A
+// The third row is that of keys that lose a mean m before they turn. Turned, it would spread them
+// over a circle, which takes bits of all of them; what it adds to the score of a query at position
+// j is a sum of cosines and sines of j, which takes none (format/mean_angles.h).
+//
+// The fourth row is that of frames. Behind the sinks, positions lie in frames of kFramePositions. A
 // key at place o of the frame that begins at p = j - o is turned by o alone, in all pairs of
 // channels but the fastest, which are turned by j (AbsolutePairs). Over a frame these slower pairs
 // turn little, so keys lie in fewer directions than after RoPE, and a query meets all keys of a
@@ -30,9 +35,8 @@ struct MappedKeys {
   // side by side, keys and values alike.
   int heads_per_map = 1;
   bool has_frames = false;
-  // With frames: from how many pairs of channels, the first ones, which turn fastest, keys behind
-  // the sinks lose their mean m before they turn. A query adds q R(j) m to its score: a sum of
-  // cosines and sines of j (format/mean_angles.h).
+  // From how many pairs of channels, the first ones, which turn fastest, keys behind the sinks lose
+  // their mean m before they turn.
   int turning_pairs = 0;
   friend bool operator==(const MappedKeys&, const MappedKeys&) = default;
 };
@@ -92,8 +96,8 @@ constexpr int AbsolutePairs(std::span<const double> frequencies) {
 
 inline constexpr int kMostTurningPairs = 32;
 // The pairs whose means are taken off in a model of which rope_dim channels turn: the faster half.
-// The others turn little in a frame, and their means are part of the constant offset. They come in
-// eights, as kernels read them.
+// The others turn little in a frame, where their means are part of the constant offset, and slowly
+// without. They come in eights, as kernels read them.
 constexpr int MostTurningPairs(int rope_dim) {
   if (rope_dim % 16 != 0) return 0;
   return std::min(kMostTurningPairs, (rope_dim / 4 + 7) / 8 * 8);

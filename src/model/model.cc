@@ -31,9 +31,8 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   if (TurnWhenRead(layout.keys) || has_codes_before_rope) {
     model->rotations_.KeepBlocks(layout.n_sink);
   }
-  if (HasFrames(layout.keys)) {
-    model->rotations_.KeepFrames(layout.n_sink, TurningPairs(layout.keys));
-  }
+  if (HasFrames(layout.keys)) model->rotations_.KeepFrames(layout.n_sink);
+  model->rotations_.KeepMeanAngles(TurningPairs(layout.keys));
   KVL_RETURN_IF_ERROR(model->CompileLayers(model->online_.has_value() ? nullptr : plan.basis()));
   model->weights_->DoneReading();
   return model;

@@ -41,6 +41,7 @@ Status RotationTables::Extend(int n_positions) {
     memory_->Upload(angles.sin.place(), Bytes(table.sin(0), n));
     angles.n_rows = table.n_positions();
     if (frames_behind_ >= 0) KVL_RETURN_IF_ERROR(ExtendInFrames(TableOf(l), table));
+    if (n_turning_pairs_ > 0) KVL_RETURN_IF_ERROR(MakeMeanAngles(TableOf(l), table));
     table.Release();
   }
   return OkStatus();
@@ -65,7 +66,10 @@ Status RotationTables::ExtendInFrames(int table_idx, const RopeTable& table) {
   KVL_RETURN_IF_ERROR(angles.sin.EnsureSize(memory_, n * 4, "rotation tables"));
   memory_->Upload(angles.cos.place(), Bytes(cos.data(), n));
   memory_->Upload(angles.sin.place(), Bytes(sin.data(), n));
-  if (n_turning_pairs_ == 0) return OkStatus();
+  return OkStatus();
+}
+
+Status RotationTables::MakeMeanAngles(int table_idx, const RopeTable& table) {
   const std::vector<float> of_mean = table.MeanAnglesOf(n_turning_pairs_);
   MachineBuffer& mean_angles = mean_angles_[table_idx];
   KVL_RETURN_IF_ERROR(mean_angles.EnsureSize(memory_, std::ssize(of_mean) * 4, "rotation tables"));

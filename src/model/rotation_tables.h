@@ -19,12 +19,10 @@ class RotationTables {
 
   // Says that keys are stored from before RoPE, in blocks behind n_sink positions.
   void KeepBlocks(int n_sink);
-  // Says that keys are turned inside frames behind n_sink positions, and that n_turning_pairs have
-  // lost a mean before (format/keys.h).
-  void KeepFrames(int n_sink, int n_turning_pairs) {
-    frames_behind_ = n_sink;
-    n_turning_pairs_ = n_turning_pairs;
-  }
+  // Says that keys are turned inside frames behind n_sink positions (format/keys.h).
+  void KeepFrames(int n_sink) { frames_behind_ = n_sink; }
+  // Says that n_pairs of their pairs of channels lose a mean before they turn.
+  void KeepMeanAngles(int n_pairs) { n_turning_pairs_ = n_pairs; }
   // Makes positions [0, n_positions) available. kResourceExhausted when there is no memory.
   Status Extend(int n_positions);
   // [n_positions, rope_dim / 2] F32.
@@ -54,6 +52,7 @@ class RotationTables {
     return (frames_behind_ < 0 ? positions_ : in_frames_)[TableOf(layer_idx)];
   }
   Status ExtendInFrames(int table_idx, const RopeTable& table);
+  Status MakeMeanAngles(int table_idx, const RopeTable& table);
   int TableOf(int layer_idx) const {
     return config_.attention.kinds.size() < 2 ? 0 : config_.attention.kind_idx(layer_idx);
   }

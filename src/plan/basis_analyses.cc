@@ -21,9 +21,16 @@ BasisOptions OptionsOf(const PaluOptions& palu, const Spec& /*spec*/) {
 }
 BasisOptions OptionsOf(const LatheOptions& lathe, const Spec& spec) {
   return {.is_centred = lathe.is_centred,
-          .keys_before_rope = lathe.keys == LatheOptions::KeyRows::kBeforeRope,
-          .has_frames = lathe.keys == LatheOptions::KeyRows::kBlock,
+          .keys_before_rope = spec.key_rows() == KeyRows::kBeforeRope,
+          .has_frames = spec.key_rows() == KeyRows::kBlock,
           .joint_channels = spec.joint_channels()};
+}
+
+// How many pairs of channels of keys lose a mean before they turn.
+int TurningPairsOf(const Spec& spec, int rope_dim) {
+  const KeyRows rows = spec.key_rows();
+  const bool lose_mean = rows == KeyRows::kCentred || rows == KeyRows::kBlock;
+  return lose_mean && rope_dim > 0 ? MostTurningPairs(rope_dim) : 0;
 }
 
 }  // namespace
@@ -37,7 +44,7 @@ BasisOptions BasisOptionsOf(const Spec& spec, int rope_dim) {
   BasisOptions options =
       std::visit([&](const auto& stage) { return OptionsOf(stage, spec); }, *spec.basis());
   options.has_frames = options.has_frames && rope_dim > 0;
-  if (options.has_frames) options.turning_pairs = MostTurningPairs(rope_dim);
+  options.turning_pairs = TurningPairsOf(spec, rope_dim);
   return options;
 }
 
@@ -47,7 +54,7 @@ Keys KeysOf(const Spec& spec, const ModelFacts& model) {
   Keys keys = spec.keys(HeadsPerMap(shape, spec.joint_channels()));
   if (auto* const mapped = std::get_if<MappedKeys>(&keys); mapped != nullptr) {
     mapped->has_frames = mapped->has_frames && model.rope_dim > 0;
-    if (mapped->has_frames) mapped->turning_pairs = MostTurningPairs(model.rope_dim);
+    mapped->turning_pairs = TurningPairsOf(spec, model.rope_dim);
   }
   return keys;
 }

@@ -25,7 +25,7 @@ std::optional<KeyRows> MapsOf(const Spec& spec) {
   const auto* const lathe = spec.basis_as<LatheOptions>();
   const bool are_enough = lathe != nullptr && !CutsAtOnce(spec) && !spec.accuracy().has_value() &&
                           !MergingOf(spec).has_value();
-  return are_enough ? std::optional(lathe->keys) : std::nullopt;
+  return are_enough ? std::optional(spec.key_rows()) : std::nullopt;
 }
 
 }  // namespace

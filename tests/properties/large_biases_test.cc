@@ -39,6 +39,8 @@ struct Biases {
 // In 65,536 positions these turn about, so that their mean is small; in a few hundred they hardly
 // turn.
 constexpr Biases kTurning = {.size = kLargeBias, .first_pair = 7, .context = 65536};
+// These go round in tens of positions, whatever the text.
+constexpr Biases kFast = {.size = 30, .first_pair = 2};
 
 // Random weights of sizes with which attention chooses.
 class BiasedSource : public TensorSource {
@@ -181,6 +183,9 @@ LargeBiases::Loaded* LargeBiases::large_ = nullptr;
 // of K for itself.
 constexpr const char* kSpecs[] = {"lathe(ratio=4)",
                                   "lathe(ratio=8)",
+                                  "lathe(ratio=8,keys=after)",
+                                  "lathe(ratio=8,keys=block)",
+                                  "lathe(rate=0.25,keys=centred)",
                                   "lathe(ratio=4,keys=before)",
                                   "lathe(ratio=8,keys=before)",
                                   "lathe(ratio=4,heads=own)",
@@ -255,6 +260,21 @@ TEST_F(LargeBiases, ThatTurnAreSeenInAShortText) {
     const ShortLoss loss = loss_of(spec);
     EXPECT_LT(loss.kl, 0.05) << spec;
     EXPECT_GT(loss.n_tokens, 24) << spec;
+  }
+}
+
+// What turns with the positions is no constant of keys after RoPE, and takes up their codes where
+// it does not leave before they turn.
+TEST_F(LargeBiases, ThatTurnFastLeaveBeforeKeysTurn) {
+  Loaded fast = Load(kFast);
+  for (const char* heads : {"joint", "own"}) {
+    const auto kl = [&](Loaded* loaded, const char* keys) {
+      return Kl(loaded, fmt::format("lathe(ratio=8,heads={},keys={})", heads, keys));
+    };
+    const double centred = kl(&fast, "centred"), after = kl(&fast, "after");
+    fmt::print("heads={}: centred {:.3g}, after {:.3g}\n", heads, centred, after);
+    EXPECT_LT(centred, 2 * kl(small_, "centred") + 1e-6) << heads;
+    EXPECT_LT(centred, after / 2) << heads;
   }
 }
 

@@ -146,7 +146,8 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
 
 KeyRows KeyRowsOf(const BasisOptions& options) {
   if (options.keys_before_rope) return KeyRows::kBeforeRope;
-  return options.has_frames ? KeyRows::kBlock : KeyRows::kAfterRope;
+  if (options.has_frames) return KeyRows::kBlock;
+  return options.turning_pairs > 0 ? KeyRows::kCentred : KeyRows::kAfterRope;
 }
 
 int HeadsPerMap(const StatisticsShape& shape, int channels) {

@@ -185,8 +185,9 @@ StatusOr<KeyRows> KeysOfFile(const SafetensorsReader& file) {
   for (const KeyRows rows : kAllKeyRows) {
     if (found != file.metadata().end() && found->second == NameOf(rows)) return rows;
   }
-  return Error(StatusCode::kDataLoss, "{}: metadata '{}' is none of after, block and before; {}",
-               file.path(), kKeysKey, kRecalibrate);
+  return Error(StatusCode::kDataLoss,
+               "{}: metadata '{}' is none of after, centred, block and before; {}", file.path(),
+               kKeysKey, kRecalibrate);
 }
 
 }  // namespace

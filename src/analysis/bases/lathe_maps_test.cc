@@ -48,7 +48,8 @@ CalibrationStatistics RandomStatistics() {
   s.joint.n_tokens = 3000;
   s.held_back.n_tokens = 1000;
   Random random(3);
-  for (JointMoments* moments : {&s.joint.k, &s.joint.k_block, &s.joint.k_pre, &s.joint.v}) {
+  for (JointMoments* moments :
+       {&s.joint.k, &s.joint.k_centred, &s.joint.k_block, &s.joint.k_pre, &s.joint.v}) {
     moments->covariance = RandomSquares(&random, kShape.n_layers);
     moments->weighed_covariance = RandomSquares(&random, kShape.n_layers);
     moments->fisher = RandomSquares(&random, kShape.n_layers);
@@ -87,6 +88,7 @@ TEST_F(LatheMapsTest, LatheFindsTheSameLossesInThem) {
     BasisOptions options;
     options.keys_before_rope = keys == KeyRows::kBeforeRope;
     options.has_frames = keys == KeyRows::kBlock;
+    options.turning_pairs = keys == KeyRows::kBlock || keys == KeyRows::kCentred ? 8 : 0;
     for (const int joint_channels : {0, kWidth}) {
       options.joint_channels = joint_channels;
       const auto of_all = AnalyseLathe({.statistics = &statistics_, .options = options});

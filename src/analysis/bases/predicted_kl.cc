@@ -121,9 +121,10 @@ LossPredictor::LossPredictor(const BasisAnalysis& analysis, const JointStatistic
   const size_t n_heads = analysis.heads.size();
   const ModelBasis basis =
       CutBasis(analysis, std::vector<HeadRanks>(n_heads, {dim, dim, {.middle = {all, all}}}));
-  const JointMoments& keys = TurnWhenRead(basis.keys) ? text.k_pre
-                             : HasFrames(basis.keys)  ? text.k_block
-                                                      : text.k;
+  const JointMoments& keys = TurnWhenRead(basis.keys)       ? text.k_pre
+                             : HasFrames(basis.keys)        ? text.k_block
+                             : TurningPairs(basis.keys) > 0 ? text.k_centred
+                                                            : text.k;
   // In the stored channels, whose maps are `map` [dim, dim] and `way_back` [dim, dim].
   const auto side_of = [&](const JointMoments& moments, size_t h, const std::vector<float>& offset,
                            const Matrix& map, const Matrix& way_back) {

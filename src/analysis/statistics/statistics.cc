@@ -11,7 +11,7 @@
 namespace kvlathe {
 namespace {
 
-constexpr FileFormat kFormat = {"kvlathe-statistics", "13", "calibration statistics"};
+constexpr FileFormat kFormat = {"kvlathe-statistics", "14", "calibration statistics"};
 
 struct ArrayField {
   std::string name;
@@ -27,23 +27,30 @@ void AddMoments(const std::string& name, const StatisticsShape& shape, int64_t n
       {name + ".covariance", {n_layers, n_heads, head_dim, head_dim}, &moments->covariance});
 }
 
-void AddJointMoments(const std::string& name, const StatisticsShape& shape, JointMoments* moments,
-                     std::vector<ArrayField>* fields) {
+// All but `fisher`.
+void AddJointRows(const std::string& name, const StatisticsShape& shape, JointMoments* moments,
+                  std::vector<ArrayField>* fields) {
   const int64_t n_heads = JointHeads(shape), width = n_heads * shape.head_dim;
   const int64_t n_layers = shape.n_layers, n_groups = shape.n_kv_heads / n_heads;
   fields->push_back({name + ".mean", {n_layers, n_groups, width}, &moments->mean});
   fields->push_back(
       {name + ".covariance", {n_layers, n_groups, width, width}, &moments->covariance});
-  fields->push_back({name + ".fisher", {n_layers, n_groups, width, width}, &moments->fisher});
   fields->push_back({name + ".weighed_mean", {n_layers, n_groups, width}, &moments->weighed_mean});
   fields->push_back({name + ".weighed_covariance",
                      {n_layers, n_groups, width, width},
                      &moments->weighed_covariance});
 }
 
+void AddJointMoments(const std::string& name, const StatisticsShape& shape, JointMoments* moments,
+                     std::vector<ArrayField>* fields) {
+  AddJointRows(name, shape, moments, fields);
+  fields->push_back({name + ".fisher", fields->back().shape, &moments->fisher});
+}
+
 void AddJointStatistics(const std::string& name, const StatisticsShape& shape,
                         JointStatistics* statistics, std::vector<ArrayField>* fields) {
   AddJointMoments(name + ".k", shape, &statistics->k, fields);
+  AddJointRows(name + ".k_centred", shape, &statistics->k_centred, fields);
   AddJointMoments(name + ".k_block", shape, &statistics->k_block, fields);
   AddJointMoments(name + ".k_pre", shape, &statistics->k_pre, fields);
   AddJointMoments(name + ".v", shape, &statistics->v, fields);
@@ -93,6 +100,13 @@ void AddAcrossHeads(CalibrationStatistics* s, std::vector<ArrayField>* fields) {
   fields->push_back({"v_across_heads.covariance", shape, &s->v_across_heads});
 }
 
+// What the list has once for two.
+void ShareFisher(CalibrationStatistics* s) {
+  for (JointStatistics* of_text : {&s->joint, &s->held_back}) {
+    of_text->k_centred.fisher = of_text->k.fisher;
+  }
+}
+
 int64_t ElementsOf(const std::vector<int64_t>& shape) {
   int64_t n = 1;
   for (const int64_t extent : shape) n *= extent;
@@ -111,7 +125,17 @@ int JointHeads(const StatisticsShape& shape) {
 }
 
 const char* NameOf(KeyRows rows) {
-  return rows == KeyRows::kAfterRope ? "after" : rows == KeyRows::kBlock ? "block" : "before";
+  switch (rows) {
+    case KeyRows::kAfterRope:
+      return "after";
+    case KeyRows::kCentred:
+      return "centred";
+    case KeyRows::kBlock:
+      return "block";
+    case KeyRows::kBeforeRope:
+      break;
+  }
+  return "before";
 }
 
 CalibrationStatistics MakeStatistics(const StatisticsShape& shape) {
@@ -120,6 +144,7 @@ CalibrationStatistics MakeStatistics(const StatisticsShape& shape) {
   for (const ArrayField& field : ArrayFields(&statistics)) {
     field.values->assign(ElementsOf(field.shape), 0.0f);
   }
+  ShareFisher(&statistics);
   return statistics;
 }
 
@@ -154,6 +179,7 @@ StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path) {
       }
     }
   }
+  ShareFisher(&statistics);
   return statistics;
 }
 

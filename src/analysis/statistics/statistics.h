@@ -71,23 +71,36 @@ struct JointMoments {
 // Which rows stand for keys.
 enum class KeyRows {
   kAfterRope,
-  kBlock,  // format/keys.h
+  kCentred,  // after RoPE, less the mean from before it (format/keys.h)
+  kBlock,    // likewise, in frames
   kBeforeRope,
 };
-inline constexpr KeyRows kAllKeyRows[] = {KeyRows::kAfterRope, KeyRows::kBlock,
+inline constexpr KeyRows kAllKeyRows[] = {KeyRows::kAfterRope, KeyRows::kCentred, KeyRows::kBlock,
                                           KeyRows::kBeforeRope};
-// "after", "block", "before": lathe's `keys`.
+// "after", "centred", "block", "before": lathe's `keys`.
 const char* NameOf(KeyRows rows);
 
 struct JointStatistics {
-  JointMoments k;        // keys after RoPE, turned on with their sequence as those of k_post
-  JointMoments k_block;  // keys in frames, less CalibrationStatistics::turning_mean (format/keys.h)
+  JointMoments k;  // keys after RoPE, turned on with their sequence as those of k_post
+  // The same less CalibrationStatistics::turning_mean (format/keys.h). Its `fisher` is that of k.
+  JointMoments k_centred;
+  JointMoments k_block;  // keys in frames, less the turning mean too
   JointMoments k_pre;    // keys before RoPE
   JointMoments v;
   int64_t n_tokens = 0;  // predicted tokens behind `fisher`; 0: nothing was measured, all is 0
 
   const JointMoments& keys(KeyRows rows) const {
-    return rows == KeyRows::kAfterRope ? k : rows == KeyRows::kBlock ? k_block : k_pre;
+    switch (rows) {
+      case KeyRows::kAfterRope:
+        return k;
+      case KeyRows::kCentred:
+        return k_centred;
+      case KeyRows::kBlock:
+        return k_block;
+      case KeyRows::kBeforeRope:
+        break;
+    }
+    return k_pre;
   }
   JointMoments& keys(KeyRows rows) {
     return const_cast<JointMoments&>(std::as_const(*this).keys(rows));
@@ -159,12 +172,13 @@ CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
 // Errors are those of WriteSafetensors.
 Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path);
 
-// Files of format version 13 hold every array of CalibrationStatistics (those across heads only
-// where they were asked for), its source and its counts, and a checksum of all that. Version 12
-// had no keys less their turning mean; second moments of version 11 were about zero; gradients of
-// version 10 counted from 32 positions on, not from 64; version 9 had moments of rows as attention
-// weighs them too, version 8 no joint statistics. kDataLoss if the file is damaged, of another
-// kind, or of another format version; the message says how to make a new one.
+// Files of format version 14 hold every array of CalibrationStatistics (those across heads only
+// where they were asked for), its source and its counts, and a checksum of all that. Version 13
+// had keys less their turning mean in frames alone, version 12 nowhere; second moments of version
+// 11 were about zero; gradients of version 10 counted from 32 positions on, not from 64; version 9
+// had moments of rows as attention weighs them too, version 8 no joint statistics. kDataLoss if the
+// file is damaged, of another kind, or of another format version; the message says how to make a
+// new one.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
 
 // kInvalidArgument, with the way out, if statistics read from `path` belong to another model, to

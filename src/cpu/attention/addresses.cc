@@ -25,6 +25,7 @@ void JobAddresses::Resolve(const CpuLookup& lookup, const HeadJob& job, int entr
   sink_v_ = access.At(job.sinks.v);
   const FrameIds& frames = job.frames;
   frames_ = {.maps = {},
+             .n_joined = frames.n_joined,
              .key_offset = lookup.own.As<const float>(frames.key_offset),
              .turning_mean = lookup.own.As<const float>(frames.turning_mean),
              .mean_angles = {},

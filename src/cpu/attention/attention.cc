@@ -11,6 +11,7 @@
 #include "cpu/attention/latents.h"
 #include "cpu/attention/merged_rows.h"
 #include "cpu/attention/partial.h"
+#include "cpu/attention/turning_mean.h"
 #include "cpu/kernels/attend/attend.h"
 #include "cpu/kernels/attend/entry_scores.h"
 #include "cpu/kernels/elementwise/elementwise.h"
@@ -279,6 +280,9 @@ void Attention::State::RunItems(int worker_id) {
     } else if (!job.frames.maps.empty()) {
       AttendFrames({kernels, elementwise, &linear, worker_id}, FramesOfItem(job, at, item), params,
                    {kernel_scratch, latent_scratch});
+    } else if (job.frames.n_pairs > 0) {
+      AttendLessMean({kernels, elementwise, &linear, worker_id}, FramesOfItem(job, at, item),
+                     params, {kernel_scratch, latent_scratch});
     } else if (IsRotated(job)) {
       AttendRotatedRuns(kernels, GetLatentReader(isa, job.shape.row_type), params,
                         {kernel_scratch, latent_scratch});
@@ -387,6 +391,9 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
     } else if (!job.frames.maps.empty()) {
       s.latent_bytes = std::max(s.latent_bytes, FrameScratchBytes(job.shape, job.frames.head_dim,
                                                                   MostRows(plan), n_floats));
+    } else if (job.frames.n_pairs > 0) {
+      s.latent_bytes = std::max(
+          s.latent_bytes, LessMeanScratchBytes(job.frames.head_dim, MostRows(plan), n_floats));
     }
   }
   s.worker_bytes = s.latent_bytes + kAttendScratchBytes + 2 * 4 * plan.max_item_floats;

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/units.h"
 #include "cpu/attention/partial.h"
+#include "cpu/attention/turning_mean.h"
 #include "format/keys.h"
 
 namespace kvlathe {
@@ -37,8 +38,7 @@ struct FrameMemory {
     row = take_floats(head_dim);
     whole = take_floats(n * head_dim);
     offset_scores = take_floats(n_together);
-    of_mean = take_floats(n * kMeanWeights);
-    mean_weights = take_floats(kFrameBlocks * n * kMeanWeights);
+    mean = take_floats(MeanQueries::MemoryFloats(n_rows, kFrameBlocks));
     turned = take(n_together * head_dim * element);
     mapped = take(n_together * shape.rank_k * element);
     q = take(n_together * shape.rank_k * element);
@@ -48,8 +48,7 @@ struct FrameMemory {
   float* row;            // a query, turned back
   float* whole;          // queries as they are
   float* offset_scores;  // by frame and row of the call
-  float* of_mean;        // by row: weights of the mean at the middle of a block at position 0
-  float* mean_weights;   // TurningMean::weights of a frame
+  float* mean;           // MeanQueries of a frame
   std::byte* turned;     // queries of one map, by frame, turned back
   std::byte* mapped;     // and mapped
   std::byte* q;          // those of all maps as attention takes them
@@ -71,14 +70,15 @@ class FrameQueries {
         unit_(std::sqrt(frames.way_back)),
         n_maps_(static_cast<int>(frames.maps.size())),
         group_(params.gqa_group / n_maps_),
-        n_map_rows_(params.n_rows / n_maps_) {
+        n_map_rows_(params.n_rows / n_maps_),
+        mean_(frames, kernels.elementwise, params.n_rows, memory.mean) {
     for (int map = 0; map < n_maps_; ++map) {
       for (int i = 0; i < n_map_rows_; ++i) {
         const int64_t row = RowOf(map, i);
         const int64_t from = row * frames_.q_stride + int64_t{map} * frames_.head_dim;
         float* const whole = memory_.whole + row * frames_.head_dim;
         ConvertToFloat(type_, frames_.q + from * element_, frames_.head_dim, whole);
-        if (HasMean()) FindMeanWeights(map, whole, memory_.of_mean + row * kMeanWeights);
+        if (mean_.HasMean()) mean_.SetRow(row, map, whole);
       }
     }
   }
@@ -115,43 +115,12 @@ class FrameQueries {
     return memory_.offset_scores + int64_t{frame} * params_.n_rows;
   }
 
-  // For blocks of one frame, of which the first begins at `position`.
-  TurningMean MeanOf(int position, int n_blocks) const {
-    const MeanAngles& mean = frames_.mean_angles;
-    if (!HasMean()) return {};
-    for (int block = 0; block < n_blocks; ++block) {
-      const int64_t angles = int64_t{position + block * kBlockSize} * frames_.half;
-      float* const of_block = memory_.mean_weights + int64_t{block} * params_.n_rows * kMeanWeights;
-      for (int64_t row = 0; row < params_.n_rows; ++row) {
-        kernels_.elementwise.rope(memory_.of_mean + row * kMeanWeights, frames_.cos + angles,
-                                  frames_.sin + angles, 2 * mean.n_pairs, 2 * mean.n_pairs,
-                                  DType::kF32, of_block + row * kMeanWeights);
-      }
-    }
-    return {memory_.mean_weights, mean.cos, mean.sin, mean.n_pairs};
-  }
+  const MeanQueries& mean() const { return mean_; }
 
  private:
-  bool HasMean() const { return frames_.mean_angles.n_pairs > 0; }
-
   // The row of a call that is row i of a map.
   int64_t RowOf(int map, int i) const {
     return int64_t{i / group_} * params_.gqa_group + int64_t{map} * group_ + i % group_;
-  }
-
-  // The mean m of a pair adds q R(j) m = c cos + s sin at j to a score. With j = p + t that is
-  // c' cos + s' sin at t, where (s', c') is (s, c) turned by p. Sets `to` to (s, c) of all pairs,
-  // turned from the first token of a block to its middle.
-  void FindMeanWeights(int map, const float* q, float* to) const {
-    const MeanAngles& angles = frames_.mean_angles;
-    const float* const mean = frames_.turning_mean + int64_t{map} * frames_.head_dim;
-    const int half = frames_.half;
-    for (int i = 0; i < angles.n_pairs; ++i) {
-      const float c = unit_ * (q[i] * mean[i] + q[i + half] * mean[i + half]);
-      const float s = unit_ * (q[i + half] * mean[i] - q[i] * mean[i + half]);
-      to[i] = s * angles.middle_cos[i] - c * angles.middle_sin[i];
-      to[angles.n_pairs + i] = c * angles.middle_cos[i] + s * angles.middle_sin[i];
-    }
   }
 
   // Those by which queries turn back, which absolute pairs do not.
@@ -205,6 +174,7 @@ class FrameQueries {
   float unit_;  // what takes the amplitude off cosines and sines
   int n_maps_, group_;
   int n_map_rows_;  // of a frame
+  MeanQueries mean_;
 };
 
 }  // namespace
@@ -237,7 +207,7 @@ void AttendFrames(const FrameKernels& kernels, const FramesOfHead& frames, const
     frame.kv_begin = entry;
     frame.kv_end = std::min(p.kv_end, first + kFramePositions);
     const int n_blocks = (std::min(end, frame.kv_end) - entry + kBlockSize - 1) / kBlockSize;
-    frame.mean = queries.MeanOf(frames.first_position + entry, n_blocks);
+    frame.mean = queries.mean().Of(frames.first_position + entry, n_blocks);
     frame.q = queries.q(idx);
     frame.q_stride = p.shape.rank_k;
     const bool is_first = entry == begin;

@@ -17,11 +17,12 @@ namespace kvlathe {
 
 // The frames of a job: FrameIds (machine/attention/head_job.h) with addresses.
 struct FramesOfHead {
-  std::vector<const PackedMatrix*> maps;  // empty: there are no frames
-  const float* key_offset = nullptr;      // [maps.size(), head_dim], or null
-  const float* turning_mean = nullptr;    // likewise
-  MeanAngles mean_angles;                 // of the pairs that have lost a mean
-  const float* cos = nullptr;             // [position][half]
+  std::vector<const PackedMatrix*> maps;  // n_joined; empty: there are no frames
+  int n_joined = 1;
+  const float* key_offset = nullptr;    // [n_joined, head_dim], or null
+  const float* turning_mean = nullptr;  // likewise
+  MeanAngles mean_angles;               // of the pairs that have lost a mean
+  const float* cos = nullptr;           // [position][half]
   const float* sin = nullptr;
   int half = 0;
   int n_absolute = 0;
@@ -29,9 +30,9 @@ struct FramesOfHead {
   int head_dim = 0;
   int first_position = 0;
   int first_place = 0;
-  // Queries before any basis, [n_rows, maps.size() * head_dim] row_type of the rows of the call;
-  // row t * gqa_group + h is zero but for the head_dim numbers of its map, those of the heads of
-  // which h is one: gqa_group / maps.size() to a map, in their order.
+  // Queries before any basis, [n_rows, n_joined * head_dim] row_type of the rows of the call;
+  // row t * gqa_group + h is zero but for the head_dim numbers of its KV head of the model, those
+  // of the heads of which h is one: gqa_group / n_joined to each, in their order.
   const std::byte* q = nullptr;
   int64_t q_stride = 0;
 };

@@ -1,5 +1,5 @@
-// Attention to keys that are turned inside frames against plain attention to keys after RoPE, in
-// double.
+// Attention to keys that are turned inside frames, and to those that have only lost a mean before
+// they turned, against plain attention to keys after RoPE, in double.
 #include "cpu/attention/frames.h"
 
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 
 #include "base/random.h"
 #include "base/threads.h"
+#include "cpu/attention/turning_mean.h"
 #include "cpu/kernels/testing/attend_ref.h"
 #include "machine/attention/plan.h"
 #include "tensor/buffer.h"
@@ -41,6 +42,7 @@ struct FramesCase {
   int n_tokens = 1, group = 4;
   int window = kNoWindow;
   int kv_begin = 0;
+  bool has_frames = true;
 };
 
 // One head of the cache that joins two of the model, whose maps put the channels of either in their
@@ -64,20 +66,21 @@ class FramesProblem {
     Linear linear(&pool, isa);
     const int n_rows = c_.n_tokens * c_.group;
     std::vector<float> o(n_rows * kRankV), row_max(n_rows), row_sum(n_rows);
-    const AttendParams params = {.shape = kShape,
-                                 .gqa_group = c_.group,
-                                 .n_rows = n_rows,
-                                 .blocks = blocks_.data(),
-                                 .kv_begin = c_.kv_begin,
-                                 .kv_end = c_.n_entries,
-                                 .first_visible = c_.n_entries - c_.n_tokens + 1,
-                                 .window = c_.window,
-                                 .sm_scale = kSmScale,
-                                 .o = o.data(),
-                                 .o_stride = kRankV,
-                                 .row_max = row_max.data(),
-                                 .row_sum = row_sum.data()};
-    FramesOfHead frames = {.maps = {&maps_[0], &maps_[1]},
+    AttendParams params = {.shape = kShape,
+                           .gqa_group = c_.group,
+                           .n_rows = n_rows,
+                           .blocks = blocks_.data(),
+                           .kv_begin = c_.kv_begin,
+                           .kv_end = c_.n_entries,
+                           .first_visible = c_.n_entries - c_.n_tokens + 1,
+                           .window = c_.window,
+                           .sm_scale = kSmScale,
+                           .o = o.data(),
+                           .o_stride = kRankV,
+                           .row_max = row_max.data(),
+                           .row_sum = row_sum.data()};
+    FramesOfHead frames = {.maps = {},
+                           .n_joined = kMaps,
                            .key_offset = offset_.data(),
                            .turning_mean = mean_.data(),
                            .mean_angles = MeanAngles(mean_angles_.data(), kHalf),
@@ -93,10 +96,20 @@ class FramesProblem {
                            .q_stride = kMaps * kModelDim};
     const int64_t n_floats = PartialFloats(n_rows, kRankV);
     Buffer kernel = Buffer::Allocate(kAttendScratchBytes, "scratch").value();
-    Buffer own =
-        Buffer::Allocate(FrameScratchBytes(kShape, kModelDim, n_rows, n_floats), "scratch").value();
-    AttendFrames({GetAttendKernels(isa, DType::kF32), GetElementwiseKernels(isa), &linear, 0},
-                 frames, params, {kernel.data(), own.data()});
+    const FrameKernels kernels = {GetAttendKernels(isa, DType::kF32), GetElementwiseKernels(isa),
+                                  &linear, 0};
+    if (c_.has_frames) {
+      frames.maps = {&maps_[0], &maps_[1]};
+      Buffer own =
+          Buffer::Allocate(FrameScratchBytes(kShape, kModelDim, n_rows, n_floats), "own").value();
+      AttendFrames(kernels, frames, params, {kernel.data(), own.data()});
+    } else {
+      params.q = q_.data();  // maps only put channels in their places
+      params.q_stride = kRank;
+      Buffer own =
+          Buffer::Allocate(LessMeanScratchBytes(kModelDim, n_rows, n_floats), "own").value();
+      AttendLessMean(kernels, frames, params, {kernel.data(), own.data()});
+    }
     for (size_t i = 0; i < o.size(); ++i) o[i] /= row_sum[i / kRankV];
     return o;
   }
@@ -142,12 +155,14 @@ class FramesProblem {
     }
   }
 
-  // Keys lie in the cache as x = R(o) (k - mean) - offset.
+  // Keys lie in the cache as x = R(o) (k - mean) - offset, o their position where there are no
+  // frames.
   void MakeRows() {
     std::vector<float> stored(int64_t{c_.n_entries} * kRank), v(int64_t{c_.n_entries} * kRankV);
     turned_keys_.resize(int64_t{c_.n_entries} * kMaps * kModelDim);
     for (int e = 0; e < c_.n_entries; ++e) {
-      const int position = kFirstPosition + e, place = (e + kFirstPlace) % kFramePositions;
+      const int position = kFirstPosition + e;
+      const int place = c_.has_frames ? (e + kFirstPlace) % kFramePositions : position;
       for (int m = 0; m < kMaps; ++m) {
         double x[kModelDim];
         double* const turned = &turned_keys_[(int64_t{e} * kMaps + m) * kModelDim];
@@ -207,7 +222,8 @@ void ExpectSame(const FramesCase& shape) {
     for (size_t i = 0; i < got.size(); ++i) {
       ASSERT_NEAR(got[i], want[i], 2e-4)
           << fmt::format("{}: value {}, {} tokens, group {}, window {}", IsaName(isa), i,
-                         shape.n_tokens, shape.group, shape.window);
+                         shape.n_tokens, shape.group, shape.window)
+          << (shape.has_frames ? ", in frames" : ", without frames");
     }
   }
 }
@@ -225,6 +241,22 @@ TEST(Frames, ManyTokensSeeTheirOwnEntries) {
 
 // A part of a range begins inside a frame.
 TEST(Frames, BeginAnywhere) { ExpectSame({.n_entries = 900, .group = 6, .kv_begin = 320}); }
+
+// One call and several of attention, whose parts are joined.
+TEST(KeysLessMean, AreAttentionToKeysAfterRope) {
+  for (const int group : {2, 4, 12}) ExpectSame({.group = group, .has_frames = false});
+  ExpectSame({.n_entries = 9000, .group = 2, .has_frames = false});
+  ExpectSame({.n_entries = 2000, .n_tokens = 30, .group = 4, .has_frames = false});
+}
+
+TEST(KeysLessMean, ManyTokensSeeTheirOwnEntries) {
+  ExpectSame({.n_entries = 700, .n_tokens = 90, .group = 2, .has_frames = false});
+  ExpectSame({.n_entries = 600, .n_tokens = 9, .group = 4, .window = 150, .has_frames = false});
+}
+
+TEST(KeysLessMean, BeginAnywhere) {
+  ExpectSame({.n_entries = 900, .group = 6, .kv_begin = 320, .has_frames = false});
+}
 
 }  // namespace
 }  // namespace kvlathe

@@ -202,7 +202,8 @@ void MakeCodebooks(Residents* residents, AttentionCase* c) {
 void MakeKeyMaps(const AttentionBenchOptions& options, Residents* residents, AttentionCase* c) {
   const std::optional<SealPlan>& seal = c->layout.seal;
   const bool turns_codes = seal.has_value() && seal->format.seals_keys_before_rope();
-  if (!turns_codes && !TurnWhenRead(c->keys) && !HasFrames(c->keys)) return;
+  const bool lose_mean = TurningPairs(c->keys) > 0;
+  if (!turns_codes && !TurnWhenRead(c->keys) && !HasFrames(c->keys) && !lose_mean) return;
   const int key_dim = options.head_dim / HeadsPerMap(c->keys);
   const int64_t n = BlocksOf(c->row.context) * kBlockSize * key_dim / 2;
   c->cos.assign(n, 1.0f);
@@ -224,15 +225,20 @@ void MakeKeyMaps(const AttentionBenchOptions& options, Residents* residents, Att
   }
 }
 
-// Random maps of queries, one for each KV head of the model, a random mean, and angles that turn
-// nothing.
+// A random mean that keys have lost, and angles that turn nothing.
+void MakeTurningMean(const AttentionBenchOptions& options, AttentionCase* c) {
+  if (TurningPairs(c->keys) == 0) return;
+  Random random(options.seed, 5);
+  c->mean_angles = MakeMeanAngles(std::vector<double>(TurningPairs(c->keys)), 1);
+  c->turning_mean.resize(options.head_dim);
+  for (float& x : c->turning_mean) x = static_cast<float>(random.Normal());
+}
+
+// Random maps of queries, one for each KV head of the model.
 Status MakeFrameMaps(const AttentionBenchOptions& options, Residents* residents, AttentionCase* c) {
   if (!HasFrames(c->keys)) return OkStatus();
   const int n_joined = HeadsPerMap(c->keys), head_dim = options.head_dim / n_joined;
   Random random(options.seed, 4);
-  c->mean_angles = MakeMeanAngles(std::vector<double>(TurningPairs(c->keys)), 1);
-  c->turning_mean.resize(options.head_dim);
-  for (float& x : c->turning_mean) x = static_cast<float>(random.Normal());
   std::vector<float> map;
   for (const BlockShape& shape : c->layout.shapes) {
     map.resize(int64_t{shape.rank_k} * head_dim);
@@ -307,13 +313,17 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
         c->cos.empty() ? KeyRotationId()
                        : KeyRotationId{memory.places(c->cos.data()), memory.places(c->sin.data()),
                                        options.head_dim / HeadsPerMap(c->keys) / 2};
-    if (HasFrames(c->keys)) {
+    if (HasFrames(c->keys) || TurningPairs(c->keys) > 0) {
       const int n_joined = HeadsPerMap(c->keys);
       HeadJob& job = c->jobs.back();
       job.q_full = memory.places(memory.q.as<Bf16>());
       job.q_full_stride = options.head_dim;
       job.frames = {
-          .maps = std::span(c->frame_maps).subspan(i * n_joined, static_cast<size_t>(n_joined)),
+          .maps =
+              c->frame_maps.empty()
+                  ? std::span<const WeightId>()
+                  : std::span(c->frame_maps).subspan(i * n_joined, static_cast<size_t>(n_joined)),
+          .n_joined = n_joined,
           .turning_mean = memory.places(c->turning_mean.data()),
           .mean_angles = memory.places(c->mean_angles.data()),
           .n_pairs = TurningPairs(c->keys),
@@ -442,6 +452,7 @@ Status BuildCase(const AttentionBenchOptions& of_model, BenchMemory* memory, Thr
   c->machine = memory->machine;
   MakeCodebooks(&c->machine->residents, c);
   MakeKeyMaps(options, &c->machine->residents, c);
+  MakeTurningMean(options, c);
   KVL_RETURN_IF_ERROR(MakeFrameMaps(options, &c->machine->residents, c));
   MakeJobs(options, *memory, c);
   return AddVotes(options, c);

@@ -108,14 +108,15 @@ Status CheckPressure(const Spec& spec) {
 
 // What queries add for the mean that keys have lost is known by position, not by entry.
 Status CheckKeysByPosition(const Spec& spec) {
-  const auto& lathe = *spec.basis_as<LatheOptions>();
-  if (lathe.keys != LatheOptions::KeyRows::kBlock) return OkStatus();
-  const bool has_classes = lathe.has_classes;
+  const KeyRows rows = spec.key_rows();
+  if (rows != KeyRows::kBlock && rows != KeyRows::kCentred) return OkStatus();
+  const bool has_classes = spec.basis_as<LatheOptions>()->has_classes;
   if (spec.retention() == nullptr && !has_classes) return OkStatus();
   return Error(kRefused,
-               "--kv '{}': keys=block finds the position of an entry by its place, and {} leaves "
+               "--kv '{}': keys={} finds the position of an entry by its place, and {} leaves "
                "entries elsewhere; take keys=after or keys=before",
-               spec.text(), has_classes ? "classes=3" : spec.NameOf(Axis::kRetention));
+               spec.text(), NameOf(rows),
+               has_classes ? "classes=3" : spec.NameOf(Axis::kRetention));
 }
 
 // Rows whose basis is found online are those of sealed blocks.
@@ -132,8 +133,7 @@ Status CheckResident(const Spec& spec) {
   if (!IsResident(*spec.basis())) return OkStatus();
   const char* cause = nullptr;
   if (TurnWhenRead(spec.keys())) cause = "keys=before reads latents of one rank back as keys";
-  const auto* const lathe = spec.basis_as<LatheOptions>();
-  if (lathe != nullptr && lathe->keys == LatheOptions::KeyRows::kBlock) {
+  if (spec.key_rows() == KeyRows::kBlock) {
     cause = "keys=block has queries of one rank; take keys=after";
   }
   if (FactsOf(spec.sealing()).splits_bits)

@@ -103,6 +103,19 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
     EXPECT_TRUE(HasFrames(Spec::Parse(text)->keys()));
   }
+  // Keys lose their mean unless told otherwise, where bits are mixed and entries keep their places.
+  for (const auto& [text, rows] :
+       {std::pair("lathe(ratio=8)", KeyRows::kCentred),
+        std::pair("lathe(ratio=8,heads=own)+lowrank", KeyRows::kCentred),
+        std::pair("lathe(rate=0.5,keys=centred)+kivi", KeyRows::kCentred),
+        std::pair("lathe(ratio=8,keys=after)", KeyRows::kAfterRope),
+        std::pair("lathe(rate=0.5)", KeyRows::kAfterRope),
+        std::pair("lathe(ratio=8,bits=16)", KeyRows::kAfterRope),
+        std::pair("lathe(ratio=8)+kivi", KeyRows::kAfterRope),
+        std::pair("lathe(ratio=8)+h2o", KeyRows::kAfterRope),
+        std::pair("lathe(ratio=8,classes=3)", KeyRows::kAfterRope)}) {
+    EXPECT_EQ(Spec::Parse(text)->key_rows(), rows) << text;
+  }
   for (const char* text : {"lathe(ratio=8,classes=3)", "lathe(ratio=8,classes=3,keys=before)",
                            "lathe(ratio=8,classes=3)+snapkv"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
@@ -129,6 +142,8 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
         std::pair("lathe(ratio=8,classes=3,keys=before)+snapkv", "take keys=after"),
         std::pair("lathe(ratio=8,classes=3)+lowrank", "lowrank repairs runs"),
         std::pair("lathe(ratio=8,keys=block,classes=3)", "classes=3 leaves entries elsewhere"),
+        std::pair("lathe(ratio=8,keys=centred,classes=3)", "keys=centred finds the position"),
+        std::pair("lathe(keys=centred)+h2o", "keys=centred finds the position"),
         std::pair("lathe(keys=block)+h2o", "h2o leaves entries elsewhere"),
         std::pair("lathe(ratio=8,keys=block)+window", "window leaves entries elsewhere")}) {
     const Status status = CheckSupported(*Spec::Parse(text));

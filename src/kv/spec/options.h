@@ -3,6 +3,7 @@
 // a key as text.
 #pragma once
 
+#include <optional>
 #include <variant>
 
 #include "analysis/statistics/statistics.h"
@@ -79,14 +80,13 @@ struct LatheOptions {
   enum class Bits { kAuto, kMixed, k16 };
   enum class OpenRows { kAuto, k8, k16 };
   enum class Heads { kAuto, kJoint, kOwn };
-  // What is stored: keys after RoPE, latents of keys before it, or keys that are turned inside
-  // frames (format/keys.h).
+  // What is stored (format/keys.h).
   using KeyRows = kvlathe::KeyRows;
   RankOptions ranks;
   Heads heads = Heads::kAuto;  // which KV heads have a map together
   bool is_resident = false;
   bool is_centred = true;
-  KeyRows keys = KeyRows::kAfterRope;
+  std::optional<KeyRows> keys;  // nothing: Spec::key_rows() chooses
   Bits bits = Bits::kAuto;
   // Of sealed blocks: scales of calibration alone, or one for K and one for V of each token too.
   StoredUnit unit = StoredUnit::kToken;

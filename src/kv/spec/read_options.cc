@@ -92,8 +92,9 @@ StageOptions ReadLathe(const KeyValues& values) {
                      .under_pressure = values.Number("under_pressure"),
                      .context = values.Integer("context"),
                      .runs = ReadRuns(values)};
-  if (values.Is("keys", "before")) lathe.keys = LatheOptions::KeyRows::kBeforeRope;
-  if (values.Is("keys", "block")) lathe.keys = LatheOptions::KeyRows::kBlock;
+  for (const KeyRows rows : kAllKeyRows) {
+    if (values.Is("keys", NameOf(rows))) lathe.keys = rows;
+  }
   if (values.Is("heads", "joint")) lathe.heads = LatheOptions::Heads::kJoint;
   if (values.Is("heads", "own")) lathe.heads = LatheOptions::Heads::kOwn;
   if (values.Is("bits", "mixed")) lathe.bits = LatheOptions::Bits::kMixed;

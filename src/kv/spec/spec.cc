@@ -17,21 +17,26 @@ const SpecValue* FindValue(const std::vector<Stage>& stages, std::string_view ke
   return nullptr;
 }
 
-// What the basis of each method makes of keys, where its maps join so many KV heads.
-Keys KeysOf(const FdcOptions& /*options*/, int /*heads_per_map*/) { return MappedKeys{}; }
-Keys KeysOf(const PaluOptions& options, int /*heads_per_map*/) {
+// What the basis of each method makes of keys, where its maps join so many KV heads. `rows` are
+// those of lathe.
+Keys KeysOf(const FdcOptions& /*options*/, KeyRows /*rows*/, int /*heads_per_map*/) {
+  return MappedKeys{};
+}
+Keys KeysOf(const PaluOptions& options, KeyRows /*rows*/, int /*heads_per_map*/) {
   return LatentKeys{.heads_per_latent = options.heads_per_latent};
 }
-Keys KeysOf(const EigenOptions& /*options*/, int /*heads_per_map*/) { return LatentKeys{}; }
-Keys KeysOf(const LatheOptions& options, int heads_per_map) {
-  if (options.keys == LatheOptions::KeyRows::kBeforeRope) {
-    return LatentKeys{.heads_per_map = heads_per_map};
-  }
-  return MappedKeys{heads_per_map, options.keys == LatheOptions::KeyRows::kBlock};
+Keys KeysOf(const EigenOptions& /*options*/, KeyRows /*rows*/, int /*heads_per_map*/) {
+  return LatentKeys{};
+}
+Keys KeysOf(const LatheOptions& /*options*/, KeyRows rows, int heads_per_map) {
+  if (rows == KeyRows::kBeforeRope) return LatentKeys{.heads_per_map = heads_per_map};
+  return MappedKeys{heads_per_map, rows == KeyRows::kBlock};
 }
 // Rows are whole until a sequence has found its basis, which its runs then bring with them.
-Keys KeysOf(const SvdOnlineOptions& /*options*/, int /*heads_per_map*/) { return TurnedKeys{}; }
-Keys KeysOf(const ZackOptions& options, int /*heads_per_map*/) {
+Keys KeysOf(const SvdOnlineOptions& /*options*/, KeyRows /*rows*/, int /*heads_per_map*/) {
+  return TurnedKeys{};
+}
+Keys KeysOf(const ZackOptions& options, KeyRows /*rows*/, int /*heads_per_map*/) {
   return options.is_online ? Keys(TurnedKeys{}) : Keys(MappedKeys{});
 }
 
@@ -132,9 +137,18 @@ int Spec::joint_channels() const {
   return pays ? kMostOfAuto : 0;
 }
 
+KeyRows Spec::key_rows() const {
+  const auto* lathe = basis_as<LatheOptions>();
+  if (lathe == nullptr) return KeyRows::kAfterRope;
+  if (lathe->keys.has_value()) return *lathe->keys;
+  const bool keeps_places = retention() == nullptr && !lathe->has_classes;
+  return FactsOf(sealing()).splits_bits && keeps_places ? KeyRows::kCentred : KeyRows::kAfterRope;
+}
+
 Keys Spec::keys(int heads_per_map) const {
   if (basis() == nullptr) return TurnedKeys{};
-  return std::visit([&](const auto& options) { return KeysOf(options, heads_per_map); }, *basis());
+  return std::visit([&](const auto& options) { return KeysOf(options, key_rows(), heads_per_map); },
+                    *basis());
 }
 
 std::string Spec::ToString() const {

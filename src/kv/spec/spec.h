@@ -116,6 +116,8 @@ class Spec {
   // of the cache; 0: each has its own.
   int joint_channels() const;
   bool joins_heads() const { return joint_channels() > 0; }
+  // What lathe stores of keys. kAfterRope where there is no lathe.
+  KeyRows key_rows() const;
   // The form of keys that the basis makes. How many KV heads of the model a map joins depends on
   // the model (HeadsPerMap of analysis/bases/lathe.h): the caller says it where it matters.
   Keys keys(int heads_per_map = 1) const;

@@ -51,10 +51,12 @@ constexpr KeyInfo kCentre = {.name = "centre",
 constexpr KeyInfo kLatheKeyRows = {
     .name = "keys",
     .doc =
-        "keys as they are after RoPE; turned inside frames of 256 positions (block); or latents of "
-        "those before RoPE, made into keys at every read",
-    .default_text = "after",
-    .choices = "after|block|before"};
+        "keys as they are after RoPE; the same less the mean that they have before it (centred); "
+        "likewise, turned inside frames of 256 positions (block); or latents of those before RoPE, "
+        "made into keys at every read. auto: centred where bits are mixed and entries keep their "
+        "places, after elsewhere",
+    .default_text = "auto",
+    .choices = "auto|after|centred|block|before"};
 constexpr KeyInfo kLatheHeads = {
     .name = "heads",
     .doc =

@@ -54,15 +54,17 @@ struct LatentIds {
   }
 };
 
-// The frames in which keys of blocks are turned (format/keys.h).
+// The frames in which keys of blocks are turned, and the mean that they have lost before that
+// (format/keys.h).
 struct FrameIds {
   // The map of queries for each of the KV heads of the model that the head joins; none: there are
-  // no frames.
+  // no frames, and queries of the job are mapped.
   std::span<const WeightId> maps;
-  // What keys have lost after they turned, [maps.size(), head_dim] F32; null: nothing.
+  // With frames: what keys have lost after they turned, [n_joined, head_dim] F32; null: nothing.
   ObjectPlace key_offset;
-  // What the first n_pairs pairs of channels have lost before that, likewise, and the table of
-  // MeanAngles (format/mean_angles.h).
+  int n_joined = 1;  // KV heads of the model that the head joins
+  // What the first n_pairs pairs of channels have lost before they turned, [n_joined, head_dim]
+  // F32, and the table of MeanAngles (format/mean_angles.h).
   ObjectPlace turning_mean, mean_angles;
   int n_pairs = 0;       // 0: they have lost nothing
   ObjectPlace cos, sin;  // [position][half]
@@ -93,10 +95,10 @@ struct HeadJob {
   int gqa_group = 1;  // query heads that share this KV head
   int n_tokens = 0;   // query tokens; rows are token-major: row = t * gqa_group + h
   ObjectPlace q;      // [n_tokens * gqa_group, rank_k] row_type, in the key basis, not
-                      // scaled; with latents q_full; not used with frames
+                      // scaled; with latents q_full; not used with maps of frames
   int64_t q_stride = 0;
-  ObjectPlace q_full;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0, and
-                       // with frames
+  ObjectPlace q_full;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0, with
+                       // frames, and where keys have lost a mean that turns
   int64_t q_full_stride = 0;
   std::span<const ObjectId> blocks;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
   SealedHead packed;                 // its runs are the first blocks; without runs all are plain

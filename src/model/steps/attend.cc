@@ -61,7 +61,7 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   job.n_tokens = n_new;
   AddQueries(place, g, a, &job);
   if (TurnWhenRead(layout.keys)) job.latents = LatentsOf(place, g);
-  if (HasFrames(layout.keys)) job.frames = FramesOf(place, g);
+  if (HasFrames(layout.keys) || TurningPairs(layout.keys) > 0) job.frames = FramesOf(place, g);
   const std::span<const ObjectId> blocks = head.blocks();
   job.blocks = blocks.subspan(std::min<size_t>(place.first_block, blocks.size()));
   if (layout.seal.has_value()) AddPacked(place, g, &job);
@@ -119,8 +119,9 @@ FrameIds AttendStep::FramesOf(const Place& place, int kv_head_idx) const {
   const LayerRows& rows = layer_.rows;
   const RotationTables& rotations = *layer_.rotations;
   const int n_joined = rows.heads_per_map(), n_before = place.first_block * kBlockSize;
-  FrameIds frames = {.maps = std::span(frame_maps_).subspan(kv_head_idx * n_joined, n_joined),
-                     .key_offset = layer_.basis.key_offset[kv_head_idx].place(),
+  FrameIds frames = {.maps = {},
+                     .key_offset = {},
+                     .n_joined = n_joined,
                      .n_pairs = TurningPairs(rows.keys),
                      .cos = rotations.cos(layer_.idx),
                      .sin = rotations.sin(layer_.idx),
@@ -130,6 +131,10 @@ FrameIds AttendStep::FramesOf(const Place& place, int kv_head_idx) const {
                      .head_dim = rows.head_dim,
                      .first_position = layer_.layout->n_sink + n_before,
                      .first_place = n_before % kFramePositions};
+  if (HasFrames(rows.keys)) {
+    frames.maps = std::span(frame_maps_).subspan(kv_head_idx * n_joined, n_joined);
+    frames.key_offset = layer_.basis.key_offset[kv_head_idx].place();
+  }
   if (frames.n_pairs == 0) return frames;
   frames.turning_mean = layer_.basis.turning_mean[kv_head_idx].place();
   frames.mean_angles = rotations.mean_angles(layer_.idx);
