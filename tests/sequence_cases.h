@@ -24,10 +24,12 @@ enum class CaseBasis {
   kLatents,
   kSplitLatents,
   kSplitFrames,
+  kSplitJoined,
   kSplitClassLatents,
   kSplitPressed,
   kSplitPressedLatents,
   kSplitPressedFrames,
+  kSplitPressedJoined,
   kSharedLatents,
   kOnline
 };

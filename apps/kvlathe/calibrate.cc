@@ -105,7 +105,9 @@ Status RunCalibrate(CalibrateOptions options) {
   const std::string path = OutputOf(options, *workspace);
   // What cannot be written is known before the work begins.
   if (!path.empty()) {
-    KVL_RETURN_IF_ERROR(CheckCanKeep(path, ShapeOf(workspace->config()), options.run.across_heads));
+    KVL_RETURN_IF_ERROR(CheckCanKeep(
+        path, ShapeOf(workspace->config()),
+        {.across_heads = options.run.across_heads, .key_values = options.run.key_values}));
     options.run.checkpoint_path = CheckpointPathOf(path);
   }
   CalibrationTimes times;
@@ -172,6 +174,10 @@ void AddCalibrateVerb(Verbs* verbs) {
       "--across-heads", options->run.across_heads,
       "Gram matrices across the KV heads of a layer too, for palu(group=N): 8 bytes times "
       "(KV heads * head_dim)^2 a layer");
+  verb->add_flag(
+      "--key-values", options->run.key_values,
+      "moments of keys with their values too, for lathe(maps=joint); about as many bytes "
+      "again");
   verb->add_option("--kv", options->kv,
                    "a spec with dmc or pool: statistics of the entries that it merges, for "
                    "bases that go with it");

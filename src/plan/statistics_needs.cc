@@ -14,8 +14,8 @@ namespace {
 // A loss is predicted of text that is held back, which maps have none of.
 std::optional<KeyRows> MapsOf(const Spec& spec) {
   const auto* const lathe = spec.basis_as<LatheOptions>();
-  const bool are_enough =
-      lathe != nullptr && !spec.accuracy().has_value() && !MergingOf(spec).has_value();
+  const bool are_enough = lathe != nullptr && !lathe->joins_values &&
+                          !spec.accuracy().has_value() && !MergingOf(spec).has_value();
   return are_enough ? std::optional(lathe->keys) : std::nullopt;
 }
 
@@ -28,6 +28,7 @@ std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
   return StatisticsNeed{.of_text = method->wants_text,
                         .across_heads = options.heads_per_latent > 1 && options.is_whitened,
                         .gradients = method->wants_gradients,
+                        .key_values = options.joins_values,
                         .after_rope = !TurnWhenRead(spec.keys()) && !HasFrames(spec.keys()),
                         .maps_of = MapsOf(spec),
                         .merge = MergingOf(spec)};

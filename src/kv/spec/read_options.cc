@@ -91,6 +91,7 @@ StageOptions ReadLathe(const KeyValues& values) {
                      .context = values.Integer("context"),
                      .runs = ReadRuns(values)};
   if (values.Is("keys", "before")) lathe.keys = LatheOptions::KeyRows::kBeforeRope;
+  lathe.joins_values = values.Is("maps", "joint");
   if (values.Is("keys", "block")) lathe.keys = LatheOptions::KeyRows::kBlock;
   if (values.Is("heads", "joint")) lathe.heads = LatheOptions::Heads::kJoint;
   if (values.Is("heads", "own")) lathe.heads = LatheOptions::Heads::kOwn;

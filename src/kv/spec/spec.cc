@@ -27,7 +27,9 @@ Keys KeysOf(const LatheOptions& options, int heads_per_map) {
   if (options.keys == LatheOptions::KeyRows::kBeforeRope) {
     return LatentKeys{.heads_per_map = heads_per_map};
   }
-  return MappedKeys{heads_per_map, options.keys == LatheOptions::KeyRows::kBlock};
+  return MappedKeys{.heads_per_map = heads_per_map,
+                    .has_frames = options.keys == LatheOptions::KeyRows::kBlock,
+                    .joins_values = options.joins_values};
 }
 // Rows are whole until a sequence has found its basis, which its runs then bring with them.
 Keys KeysOf(const SvdOnlineOptions& /*options*/, int /*heads_per_map*/) { return TurnedKeys{}; }

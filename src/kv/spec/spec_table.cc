@@ -49,6 +49,13 @@ constexpr KeyInfo kLatheKeyRows = {
         "those before RoPE, made into keys at every read",
     .default_text = "after",
     .choices = "after|block|before"};
+constexpr KeyInfo kLatheMaps = {.name = "maps",
+                                .doc =
+                                    "with mixed bits and keys=block: joint: one map for keys and "
+                                    "values, whose codes are stored "
+                                    "once and read for both",
+                                .default_text = "apart",
+                                .choices = "apart|joint"};
 constexpr KeyInfo kLatheHeads = {
     .name = "heads",
     .doc =
@@ -103,10 +110,10 @@ constexpr KeyInfo kLatheContext = {
     .max = 1 << 30,
     .multiple_of = 1};
 constexpr const KeyInfo* kLatheKeys[] = {
-    &kRate,        &kRatio,     &kAccuracy,     &kRanks,         &kRound,
-    &kResident,    &kCentre,    &kLatheKeyRows, &kLatheHeads,    &kLatheBits,
-    &kLatheScales, &kLatheOpen, &kLatheClasses, &kLathePressure, &kLatheContext,
-    &kRun,         &kBuffer,    &kLatheNewest,  &kSink};
+    &kRate,         &kRatio,       &kAccuracy,     &kRanks,        &kRound,
+    &kResident,     &kCentre,      &kLatheKeyRows, &kLatheMaps,    &kLatheHeads,
+    &kLatheBits,    &kLatheScales, &kLatheOpen,    &kLatheClasses, &kLathePressure,
+    &kLatheContext, &kRun,         &kBuffer,       &kLatheNewest,  &kSink};
 
 constexpr KeyInfo kPaluGroup = {
     .name = "group",
