@@ -128,7 +128,7 @@ struct PackedShape {
   int rank_v = 0;
   RunStorage storage;
   DType row_type = DType::kBf16;
-  bool has_one_side = false;  // as BlockShape has it
+  bool has_one_side = false;  // of the format's codec
   int n_kv_heads = 1;
   int layer_rank_v = 0;
   int n_blocks = 0;
@@ -175,7 +175,7 @@ constexpr PackedShape MakePackedShape(const PackedFormat& format, const BlockSha
           .storage = std::visit(
               [&](const auto& storage) { return StorageOfRun(storage, run.entry_class); }, head),
           .row_type = rows.row_type,
-          .has_one_side = rows.has_one_side,
+          .has_one_side = facts.has_one_side,
           .n_kv_heads = run.n_kv_heads,
           .layer_rank_v = run.layer_rank_v,
           .n_blocks = run.n_blocks,

@@ -62,7 +62,7 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
   KVL_CHECK_EQ(ranks.size(), analysis.heads.size() * n);
   const int head_dim = analysis.shape.head_dim;
   const int n_channels = JoinsValues(analysis.keys) ? 2 * head_dim : head_dim;  // of rows, uncut
-  const int width = n * n_channels;
+  const int width = n * n_channels, width_back = n * head_dim;
   ModelBasis basis;
   basis.n_layers = analysis.shape.n_layers;
   basis.n_kv_heads = analysis.shape.n_kv_heads;
@@ -86,11 +86,12 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
       head.cut = {Columns(full.query_basis, n_channels, rank_k, n_cut),
                   Columns(full.key_basis, n_channels, rank_k, n_cut)};
     } else {
-      head.key_way_back = Part(full.key_way_back, width, n * rank_k, slice * head_dim, head_dim);
+      head.key_way_back =
+          Part(full.key_way_back, width_back, n * rank_k, slice * head_dim, head_dim);
     }
     head.key_basis = Columns(full.key_basis, width, slice * rank_k, rank_k);
     head.value_basis = Columns(full.value_basis, width, slice * made_v, made_v);
-    head.output_basis = Part(full.output_basis, width, n * made_v, slice * head_dim, head_dim);
+    head.output_basis = Part(full.output_basis, width_back, n * made_v, slice * head_dim, head_dim);
     head.key_offset = OffsetOf(full.key_offset, slice, head_dim);
     head.turning_mean = OffsetOf(full.turning_mean, slice, head_dim);
     head.value_offset = OffsetOf(full.value_offset, slice, head_dim);

@@ -348,8 +348,9 @@ PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const P
   static_assert(kSplitBits[0] == 8);
   HeadBits all_of_8 = {.middle = {.k = {.channels = {block.rank_k}}}};
   if (!block.has_one_side) all_of_8.middle.v = {.channels = {block.rank_v}};
-  const PackedShape shape = MakePackedShape({.codec = SplitBitsCodec{StoredUnit::kToken}}, block,
-                                            all_of_8, {.n_blocks = run.n_blocks});
+  const SplitBitsCodec codec = {.unit = StoredUnit::kToken, .has_one_side = block.has_one_side};
+  const PackedShape shape =
+      MakePackedShape({.codec = codec}, block, all_of_8, {.n_blocks = run.n_blocks});
   return {.k = ViewKeys(shape, run, head),
           .v = block.has_one_side ? ViewKeys(shape, run, head) : ViewValues(shape, run, head),
           .first_block = run.first_block,
