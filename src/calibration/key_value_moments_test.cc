@@ -135,7 +135,8 @@ TEST(KeyValueSumsTest, AreTheMomentsOfKeysWithTheirValues) {
     const int64_t at = idx * kBoth * kBoth + i;
     ASSERT_NEAR(s.key_values.covariance[at], plain.covariance[i], 1e-3) << i;
     ASSERT_NEAR(s.key_values.weighed_covariance[at], weighed.covariance[i], 1e-3) << i;
-    ASSERT_NEAR(s.key_values.fisher[at], f[i], 1e-4 * (1 + std::abs(f[i]))) << i;
+    const double size = std::sqrt(f[i / kBoth * (kBoth + 1)] * f[i % kBoth * (kBoth + 1)]);
+    ASSERT_NEAR(s.key_values.fisher[at], f[i], 1e-5 * size) << i;
   }
 }
 
