@@ -26,6 +26,10 @@ ModelConfig MergingConfig() {
   return c;
 }
 
+MappedKeys JoinedKeys() {
+  return {.has_frames = true, .turning_pairs = MostTurningPairs(32), .joins_values = true};
+}
+
 ModelBasis DrawBasis(CaseBasis kind) {
   switch (kind) {
     case CaseBasis::kNone:
@@ -42,6 +46,8 @@ ModelBasis DrawBasis(CaseBasis kind) {
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, MappedKeys{1, false, MostTurningPairs(32)});
     case CaseBasis::kSplitFrames:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, MappedKeys{1, true, MostTurningPairs(32)});
+    case CaseBasis::kSplitJoined:
+      return DrawRandomSplitBasis(2, 2, 32, 4, 9, JoinedKeys());
     case CaseBasis::kSplitClasses:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, MappedKeys{}, /*has_classes=*/true);
     case CaseBasis::kSplitClassLatents:
@@ -54,6 +60,10 @@ ModelBasis DrawBasis(CaseBasis kind) {
     case CaseBasis::kSplitPressedFrames:
       return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9).value(), 9,
                              MappedKeys{1, true, MostTurningPairs(32)});
+    case CaseBasis::kSplitPressedJoined:
+      return DrawRandomBasis(2, 2, 32,
+                             DrawPressedSplits(4, 32, 4, 8, 9, {.joins_values = true}).value(), 9,
+                             JoinedKeys());
     case CaseBasis::kSharedLatents:
       return DrawRandomBasis(2, 2, 32, 0.3, 9, LatentKeys{.heads_per_latent = 2});
     case CaseBasis::kOnline: {
@@ -80,6 +90,7 @@ CaseBasis BasisOf(const Spec& spec) {
       lathe != nullptr && lathe->under_pressure > 0) {
     return TurnWhenRead(spec.keys()) ? CaseBasis::kSplitPressedLatents : CaseBasis::kSplitPressed;
   }
+  if (JoinsValues(spec.keys())) return CaseBasis::kSplitJoined;
   if (HasFrames(spec.keys())) return CaseBasis::kSplitFrames;
   if (spec.key_rows() == KeyRows::kCentred) return CaseBasis::kSplitCentred;
   if (sealing.splits_bits) {
@@ -113,6 +124,10 @@ const SequenceCase kCases[] = {
      CaseBasis::kSplitLatents},
     {"LatheKeysBlock", "lathe(ratio=4,scales=static,open=8,keys=block,run=64)",
      CaseBasis::kSplitFrames},
+    {"LatheMapsJoint", "lathe(ratio=4,keys=block,maps=joint,run=64)", CaseBasis::kSplitJoined},
+    {"LathePressureMapsJoint",
+     "lathe(ratio=4,keys=block,maps=joint,scales=static,under_pressure=8,run=64)",
+     CaseBasis::kSplitPressedJoined},
     {"LathePressure", "lathe(ratio=4,open=8,under_pressure=8,run=64)", CaseBasis::kSplitPressed},
     {"LathePressureKeysBefore",
      "lathe(ratio=4,scales=static,under_pressure=8,keys=before,run=64,sink=0)",

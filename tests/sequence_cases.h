@@ -25,10 +25,12 @@ enum class CaseBasis {
   kSplitLatents,
   kSplitCentred,  // keys less their mean
   kSplitFrames,
+  kSplitJoined,
   kSplitClassLatents,
   kSplitPressed,
   kSplitPressedLatents,
   kSplitPressedFrames,
+  kSplitPressedJoined,
   kSharedLatents,
   kOnline
 };

@@ -105,7 +105,9 @@ Status RunCalibrate(CalibrateOptions options) {
   const std::string path = OutputOf(options, *workspace);
   // What cannot be written is known before the work begins.
   if (!path.empty()) {
-    KVL_RETURN_IF_ERROR(CheckCanKeep(path, ShapeOf(workspace->config()), options.run.across_heads));
+    KVL_RETURN_IF_ERROR(CheckCanKeep(
+        path, ShapeOf(workspace->config()),
+        {.across_heads = options.run.across_heads, .key_values = options.run.key_values}));
     options.run.checkpoint_path = CheckpointPathOf(path);
   }
   CalibrationTimes times;
@@ -176,6 +178,10 @@ void AddCalibrateVerb(Verbs* verbs) {
       "--all-queries", options->run.all_queries,
       "price errors through all queries, not only those that rows of lathe's codes meet: "
       "for lathe with rate or bits=16");
+  verb->add_flag(
+      "--key-values", options->run.key_values,
+      "moments of keys with their values too, for lathe(maps=joint); about as many bytes "
+      "again");
   verb->add_option("--kv", options->kv,
                    "a spec with dmc or pool: statistics of the entries that it merges, for "
                    "bases that go with it");

@@ -35,18 +35,24 @@ struct CalibrationSums {
       : rows(job.shape, job.pool, job.isa, job.across_heads),
         joint(job.shape, MostTurningPairs(job.rope_dim), job.rope_dim / 2, job.pool) {
     if (job.gradients) fisher.emplace(job.shape, MostTurningPairs(job.rope_dim), job.pool);
+    if (!job.key_values || !job.gradients) return;
+    key_values.emplace(job.shape, MostTurningPairs(job.rope_dim), job.rope_dim / 2, job.pool);
+    joint.set_key_values(&*key_values);
+    fisher->set_key_values(&*key_values);
   }
   SumBytes Bytes() {
     SumBytes bytes;
     rows.AppendTo(&bytes);
     joint.AppendTo(&bytes);
     if (fisher.has_value()) fisher->AppendTo(&bytes);
+    if (key_values.has_value()) key_values->AppendTo(&bytes);
     return bytes;
   }
 
   StatisticsAccumulator rows;
   JointMomentSums joint;
   std::optional<FisherSums> fisher;
+  std::optional<KeyValueSums> key_values;
 };
 
 // Everything that the sums of a job depend on, and how they are kept.
@@ -61,8 +67,9 @@ std::string CheckpointKey(const CalibrationJob& job) {
   const StatisticsShape& s = job.shape;
   for (const int64_t number :
        {int64_t{s.n_layers}, int64_t{s.n_heads}, int64_t{s.n_kv_heads}, int64_t{s.head_dim},
-        int64_t{job.n_positions}, int64_t{job.across_heads}, int64_t{job.gradients != nullptr},
-        static_cast<int64_t>(job.isa), static_cast<int64_t>(job.source.seed)}) {
+        int64_t{job.n_positions}, int64_t{job.across_heads}, int64_t{job.key_values},
+        int64_t{job.gradients != nullptr}, static_cast<int64_t>(job.isa),
+        static_cast<int64_t>(job.source.seed)}) {
     key.Add(static_cast<uint64_t>(number));
   }
   for (const auto& ids : job.sequences) key.Add(TokenHash(ids));
@@ -232,6 +239,10 @@ StatusOr<CalibrationStatistics> CalibrationPass::Finish() {
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, sums_->rows.Finish());
   if (sums_->fisher.has_value()) {
     sums_->joint.SettleTurningMeans(sums_->fisher->keys_before_rope());
+    if (sums_->key_values.has_value()) {
+      KVL_RETURN_IF_ERROR(sums_->key_values->Finish(sums_->joint.turning_means(),
+                                                    sums_->fisher->n_tokens(), &statistics));
+    }
     KVL_RETURN_IF_ERROR(sums_->fisher->Finish(sums_->joint.turning_means(), &statistics));
   }
   sums_->joint.Finish(&statistics);

@@ -128,6 +128,12 @@ void JointMomentSums::Observe(const QkvView& view) {
                                    std::span(view.positions + n_sinks, n_rows)};
   turning_means_.RowsWithAngles(keys, view.k_post + n_sinks * stride, &turned_);
   turning_means_.FrameRowsWithAngles(keys, k_pre, &in_frames_);
+  if (key_values_ != nullptr && !is_held_back_) {
+    key_values_->AddRows({.layer_idx = view.layer_idx,
+                          .n_rows = n_rows,
+                          .keys_with_angles = in_frames_.data(),
+                          .values = view.v + n_sinks * stride});
+  }
   Part& part = parts_[is_held_back_ ? 1 : 0];
   const std::pair<Kind, const float*> kinds[] = {{kKeys, turned_.data()},
                                                  {kKeysInFrames, in_frames_.data()},
@@ -214,6 +220,15 @@ void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift,
                               turned_.data());
   means.FrameRowsWithAngles(keys, gradients.k_pre_rows, &turned_rows_);
   AddRows(turned_.data(), with_angles(), layer_idx, &part.k_block);
+  if (key_values_ != nullptr && !is_held_back) {
+    const int64_t skipped = kCalibrationSinks * n_groups_, of_values = skipped * width_;
+    key_values_->AddGradients({.layer_idx = layer_idx,
+                               .n_rows = n_tokens - kCalibrationSinks,
+                               .keys_with_angles = turned_rows_.data() + skipped * means.RowWidth(),
+                               .values = gradients.v_rows + of_values,
+                               .key_gradients = turned_.data() + of_values,
+                               .value_gradients = gradients.v + of_values});
+  }
   AddRows(gradients.k_pre, rows_of(gradients.k_pre_rows), layer_idx, &part.k_pre);
   AddRows(gradients.v, rows_of(gradients.v_rows), layer_idx, &part.v);
 }

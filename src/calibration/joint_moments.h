@@ -10,28 +10,14 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "calibration/gradients/layer_pass.h"
+#include "calibration/joint_adder.h"
+#include "calibration/key_value_moments.h"
 #include "calibration/moment_sums.h"
 #include "calibration/position_shift.h"
 #include "calibration/turning_means.h"
 #include "model/observer.h"
 
 namespace kvlathe {
-
-// Rows that are centred and what JointSums take of them, slice by slice, on all workers of a pool.
-class JointAdder {
- public:
-  // `pool` outlives this.
-  explicit JointAdder(ThreadPool* pool) : pool_(pool), products_(pool->n_workers()) {}
-
-  // Adds rows [n_rows, width], row_stride apart, to moments `idx`; weights [n_rows] or null.
-  void Add(const float* rows, int64_t n_rows, int64_t row_stride, const float* weights,
-           int64_t width, int64_t idx, JointSums* sums);
-
- private:
-  ThreadPool* pool_;
-  std::vector<float> centred_;
-  std::vector<std::vector<float>> products_;  // of the workers
-};
 
 // Means and covariances of keys and values, of the text that is held back and of the rest.
 // Costs width multiply-adds for each number of a row. Memory: for each layer, group of heads, part
@@ -47,6 +33,8 @@ class JointMomentSums : public QkvObserver {
   // on by the shifts of their layers, [n_layers], which outlive their use; empty: none.
   void BeginSequence(std::span<const PositionShift> shifts, bool is_held_back);
   void Observe(const QkvView& view) override;
+  // Shows the rows of what is not held back to `sums` too, which outlive this.
+  void set_key_values(KeyValueSums* sums) { key_values_ = sums; }
   const TurningMeans& turning_means() const { return turning_means_; }
   // What keys in frames lose in the end, by the weighed sums of keys before RoPE.
   void SettleTurningMeans(const JointSums& keys_before_rope) {
@@ -75,6 +63,7 @@ class JointMomentSums : public QkvObserver {
   Part parts_[2];  // calibration, held back
   TurningMeans turning_means_;
   std::vector<float> turned_, in_frames_;  // keys of a view, with angles
+  KeyValueSums* key_values_ = nullptr;
   JointAdder adder_;
 };
 
@@ -89,6 +78,10 @@ class FisherSums {
   // RoPE are turned on by the shift of the layer, as their rows are. `means` has seen the layer.
   void Add(const RowGradients& gradients, const PositionShift& shift, const TurningMeans& means,
            bool is_held_back);
+  // Shows the gradients of what is not held back to `sums` too, which outlive this.
+  void set_key_values(KeyValueSums* sums) { key_values_ = sums; }
+  // Predicted tokens of what is not held back.
+  int64_t n_tokens() const { return parts_[0].n_tokens[0]; }
   // A window with so many predicted tokens has been added.
   void CountTokens(int64_t n_tokens, bool is_held_back);
   // All that was summed up so far.
@@ -124,6 +117,7 @@ class FisherSums {
   int64_t width_, n_groups_;
   Part parts_[2];  // calibration, held back
   std::vector<float> turned_, turned_rows_, weights_;
+  KeyValueSums* key_values_ = nullptr;
   JointAdder adder_;
 };
 

@@ -35,6 +35,12 @@ StatusOr<CalibrationStatistics> ReadMatching(const std::string& path,
                  "write a new one with kvlathe calibrate --across-heads, or take whiten=off",
                  path);
   }
+  if (request.contents.key_values && statistics.key_values.covariance.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: no moments of keys with their values, which lathe(maps=joint) needs; write a "
+                 "new one with kvlathe calibrate --key-values, or take maps=apart",
+                 path);
+  }
   return statistics;
 }
 
@@ -62,7 +68,9 @@ std::vector<StatisticsContents> ContentsAt(int n_positions) {
   std::vector<StatisticsContents> contents;
   for (const bool gradients : {false, true}) {
     for (const bool across_heads : {false, true}) {
-      contents.push_back({n_positions, gradients, across_heads});
+      for (const bool key_values : {false, true}) {
+        contents.push_back({n_positions, gradients, across_heads, key_values});
+      }
     }
   }
   return contents;
@@ -93,8 +101,10 @@ std::string LackingInKept(const StatisticsRequest& request) {
   for (const StatisticsContents& contents : ContentsAt(request.contents.n_positions)) {
     if (HoldsAllOf(contents, request.contents) || !IsKept(request, contents)) continue;
     const bool lacks_gradients = request.contents.gradients && !contents.gradients;
-    return lacks_gradients ? "what is kept has no gradients"
-                           : "what is kept has no moments across heads";
+    if (lacks_gradients) return "what is kept has no gradients";
+    const bool lacks_values = request.contents.key_values && !contents.key_values;
+    return lacks_values ? "what is kept has no moments of keys with their values"
+                        : "what is kept has no moments across heads";
   }
   for (const int n_positions : request.model_positions) {
     for (const StatisticsContents& contents : ContentsAt(n_positions)) {
@@ -124,7 +134,8 @@ void AddWarning(const std::string& line, std::string* warning) {
 }  // namespace
 
 bool HoldsAllOf(const StatisticsContents& held, const StatisticsContents& asked) {
-  return (held.gradients || !asked.gradients) && (held.across_heads || !asked.across_heads);
+  return (held.gradients || !asked.gradients) && (held.across_heads || !asked.across_heads) &&
+         (held.key_values || !asked.key_values);
 }
 
 std::string StatisticsFileName(const std::string& merging) {
@@ -147,9 +158,10 @@ std::string KeptStatisticsPath(const StatisticsRequest& request) {
   key.Add(request.model_hash);
   key.Add(request.rope);
   key.Add(request.settings);
-  key.Add(fmt::format("positions {}{}{}", request.contents.n_positions,
+  key.Add(fmt::format("positions {}{}{}{}", request.contents.n_positions,
                       request.contents.gradients ? " with gradients" : "",
-                      request.contents.across_heads ? " across heads" : ""));
+                      request.contents.across_heads ? " across heads" : "",
+                      request.contents.key_values ? " with values" : ""));
   return directory + "/basis-" + key.Hex() + ".safetensors";
 }
 
@@ -165,7 +177,7 @@ std::string KeptFisherPath(const StatisticsRequest& request) {
 
 std::string CheckpointPathOf(const std::string& path) { return path + ".part"; }
 
-int64_t BytesWhileCalibrating(const StatisticsShape& s, bool across_heads) {
+int64_t BytesWhileCalibrating(const StatisticsShape& s, const StatisticsContents& contents) {
   const int64_t d = s.head_dim, kv = s.n_kv_heads, joint = JointHeads(s) * d;
   // Matrices of a layer: those of heads, of sinks among them; of groups of heads, with the means,
   // covariances and F of keys before and after RoPE, less their mean and in frames, and of values,
@@ -173,18 +185,27 @@ int64_t BytesWhileCalibrating(const StatisticsShape& s, bool across_heads) {
   int64_t n_numbers = (7 * kv + s.n_heads) * d * (d + 1);
   n_numbers += 2 * (kv * d / joint) * 5 * (3 * joint * joint + 2 * joint) + kv * d;
   n_numbers += 3 * kv * d * (ChannelHistograms::kBins + 4);
-  if (across_heads) n_numbers += 2 * kv * d * kv * d;
+  if (contents.across_heads) n_numbers += 2 * kv * d * kv * d;
   // Sums of keys after RoPE and in frames have the angles of their positions too (TurningMeans).
   const int64_t angles = 2 * MostTurningPairs(static_cast<int>(d));
   const int64_t n_angle_sums = 2 * (kv * d / joint) * 4 * angles * (2 * joint + angles);
   constexpr int64_t kOfFile = sizeof(float), kOfSums = sizeof(double);
-  return s.n_layers * (n_numbers * (kOfFile + kOfSums) + n_angle_sums * kOfSums);
+  int64_t n_bytes = n_numbers * (kOfFile + kOfSums) + n_angle_sums * kOfSums;
+  if (contents.key_values) {
+    // Three matrices in the file, and four in sums, three of which have angles.
+    const int64_t side = KeyValueHeads(s) * d, width = 2 * side, wide = width + angles;
+    n_bytes += kv * d / side *
+               ((3 * width + 2) * width * kOfFile + 3 * (wide + 1) * wide * kOfSums +
+                width * width * kOfFile);
+  }
+  return s.n_layers * n_bytes;
 }
 
-Status CheckCanKeep(const std::string& path, const StatisticsShape& shape, bool across_heads) {
+Status CheckCanKeep(const std::string& path, const StatisticsShape& shape,
+                    const StatisticsContents& contents) {
   if (path.empty()) return Error(StatusCode::kInvalidArgument, "no file to write statistics to");
   KVL_RETURN_IF_ERROR(AtomicFile::Create(path).status());
-  return CheckSpace(path, BytesWhileCalibrating(shape, across_heads));
+  return CheckSpace(path, BytesWhileCalibrating(shape, contents));
 }
 
 namespace {
@@ -198,7 +219,7 @@ Status CheckCacheCanKeep(const std::string& path, const StatisticsRequest& reque
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return Error(StatusCode::kInternal, "{}: {}", folder.string(), error.message());
-  return CheckCanKeep(path, request.shape, request.contents.across_heads);
+  return CheckCanKeep(path, request.shape, request.contents);
 }
 
 }  // namespace

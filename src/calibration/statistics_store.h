@@ -17,6 +17,7 @@ struct StatisticsContents {
   int n_positions = 0;        // CalibrationPositions() of their context; 0: the model has no RoPE
   bool gradients = false;     // with what errors of rows cost
   bool across_heads = false;  // with moments across the KV heads of a layer
+  bool key_values = false;    // with moments of keys with their values
 
   bool operator==(const StatisticsContents&) const = default;
 };
@@ -71,12 +72,13 @@ std::string KeptFisherPath(const StatisticsRequest& request);
 std::string CheckpointPathOf(const std::string& path);
 
 // Bytes of statistics and of a checkpoint of them, as they may lie beside each other.
-int64_t BytesWhileCalibrating(const StatisticsShape& shape, bool across_heads);
+int64_t BytesWhileCalibrating(const StatisticsShape& shape, const StatisticsContents& contents);
 
 // Whether a file of statistics can be written to `path` and a checkpoint beside it. An error says
 // what stands in the way, and what to do: the folder is missing or does not take files, or has no
 // space.
-Status CheckCanKeep(const std::string& path, const StatisticsShape& shape, bool across_heads);
+Status CheckCanKeep(const std::string& path, const StatisticsShape& shape,
+                    const StatisticsContents& contents);
 
 // What a calibration that begins should know.
 struct CalibrationCall {

@@ -191,16 +191,15 @@ TEST(CheckCanKeepTest, AFolderThatTakesNoFilesOrHasNoSpaceIsNamed) {
   const std::string root = ::testing::TempDir() + "/check_can_keep";
   std::filesystem::remove_all(root);
   std::filesystem::create_directories(root);
-  EXPECT_TRUE(CheckCanKeep(root + "/basis", kShape, false).ok());
-  EXPECT_FALSE(CheckCanKeep(root + "/missing/basis", kShape, false).ok());
+  EXPECT_TRUE(CheckCanKeep(root + "/basis", kShape, {}).ok());
+  EXPECT_FALSE(CheckCanKeep(root + "/missing/basis", kShape, {}).ok());
   EXPECT_TRUE(std::filesystem::is_empty(root));
   std::ofstream(root + "/file") << "no folder";
-  EXPECT_THAT(MessageOf(CheckCanKeep(root + "/file/basis", kShape, false)),
-              HasSubstr(root + "/file"));
-  EXPECT_FALSE(CheckCanKeep("", kShape, false).ok());
+  EXPECT_THAT(MessageOf(CheckCanKeep(root + "/file/basis", kShape, {})), HasSubstr(root + "/file"));
+  EXPECT_FALSE(CheckCanKeep("", kShape, {}).ok());
   // More than any disk has.
   const StatisticsShape vast = {1 << 20, 1 << 12, 1 << 12, 512};
-  EXPECT_THAT(MessageOf(CheckCanKeep(root + "/basis", vast, false)),
+  EXPECT_THAT(MessageOf(CheckCanKeep(root + "/basis", vast, {})),
               AllOf(HasSubstr("are free, and calibration takes"), HasSubstr("XDG_CACHE_HOME")));
   std::filesystem::remove_all(root);
 }
@@ -214,7 +213,7 @@ TEST(BytesWhileCalibratingTest, AreThoseOfTheFileAndTwiceAsManyOfSums) {
   ASSERT_TRUE(WriteStatistics(statistics, path).ok());
   const auto n_bytes = static_cast<double>(std::filesystem::file_size(path));
   // Sums hold the angles of keys in frames too, which the file does not.
-  EXPECT_NEAR(static_cast<double>(BytesWhileCalibrating(shape, false)), 3.15 * n_bytes,
+  EXPECT_NEAR(static_cast<double>(BytesWhileCalibrating(shape, {})), 3.15 * n_bytes,
               0.15 * n_bytes);
   std::filesystem::remove(path);
 }

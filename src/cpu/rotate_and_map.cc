@@ -19,6 +19,7 @@ struct HeadTurnAt {
   std::byte* mapped_q;
   const std::byte* joined_k;
   std::byte* mapped_k;
+  const std::byte* added_v;
 };
 struct PlacedRotation {
   const RotatePlan& plan;
@@ -47,7 +48,8 @@ PlacedRotation Resolve(const RotatePlan& plan, const CpuAccess& own,
                           .key_map = residents.At(head.key_map),
                           .mapped_q = own.At(head.mapped_q),
                           .joined_k = own.At(head.joined_k.first),
-                          .mapped_k = own.At(head.mapped_k)});
+                          .mapped_k = own.At(head.mapped_k),
+                          .added_v = own.At(head.added_v.first)});
   }
   return turn;
 }
@@ -70,6 +72,8 @@ class Rotation {
   void TurnRows(const HeadTurnAt& head, Range tokens) const;
   void MapQueries(const HeadTurnAt& head, Range tokens, int worker_id);
   void MapRows(const HeadTurnAt& head, Range tokens, int worker_id);
+  // Adds the values of tokens to their mapped keys.
+  void AddValues(const HeadTurnAt& head, Range tokens) const;
   // Maps the tokens that do not meet whole keys, for heads that share a map.
   void MapHeads(std::span<const HeadTurnAt> heads, Range tokens, int worker_id);
 
@@ -205,6 +209,21 @@ void Rotation::MapRows(const HeadTurnAt& head, Range tokens, int worker_id) {
   params.y_stride = head.key_map->n_out();
   params.y = head.mapped_k + tokens.begin * params.y_stride * element;
   linear_.RunOnWorker(params, worker_id);
+  if (head.added_v != nullptr) AddValues(head, tokens);
+}
+
+void Rotation::AddValues(const HeadTurnAt& head, Range tokens) const {
+  const DType type = turn_.plan.out_type;
+  const int64_t width = head.key_map->n_out(), element = SizeOf(type);
+  std::vector<float> keys(width), values(width);
+  for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+    std::byte* const row = head.mapped_k + t * width * element;
+    ConvertToFloat(type, row, width, keys.data());
+    ConvertToFloat(type, head.added_v + t * head.plan.added_v.stride * element, width,
+                   values.data());
+    for (int64_t i = 0; i < width; ++i) keys[i] += values[i];
+    elementwise_.convert(keys.data(), width, type, row);
+  }
 }
 
 }  // namespace

@@ -208,6 +208,8 @@ TEST_P(IsolationTest, ThreeEndWithTheirOwnErrorsAndThirtyFinish) {
 INSTANTIATE_TEST_SUITE_P(
     Caches, IsolationTest,
     ::testing::Values(CacheCase{"None", "none"}, CacheCase{"Kivi", "kivi(bits=2,run=64,sink=4)"},
+                      CacheCase{"LatheMapsJoint",
+                                "lathe(ratio=4,keys=block,maps=joint,run=64,sink=4)"},
                       CacheCase{"Lathe", "lathe(ratio=4,open=8,run=64,sink=4)"},
                       CacheCase{"H2oGear", "h2o(keep=0.5,sink=4)+gear(bits=4,run=64)"}),
     [](const auto& c) { return c.param.name; });

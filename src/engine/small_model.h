@@ -43,9 +43,18 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, const Spec& spec) {
   };
   ModelBasis basis{c.n_layers, c.n_kv_heads, c.head_dim, {}};
   const bool lose_mean = spec.key_rows() == KeyRows::kCentred;
-  if (lose_mean) basis.keys = MappedKeys{1, false, MostTurningPairs(c.rope_dim())};
+  if (lose_mean) basis.keys = MappedKeys{.turning_pairs = MostTurningPairs(c.rope_dim())};
+  const bool joins_values = JoinsValues(spec.keys());
+  if (joins_values) {
+    basis.keys = MappedKeys{
+        .has_frames = true, .turning_pairs = MostTurningPairs(c.rope_dim()), .joins_values = true};
+  }
   for (int i = 0; i < c.n_layers * c.n_kv_heads; ++i) {
     HeadBasis head{.rank_k = 16, .rank_v = i % 2 == 0 ? 16 : 32};
+    if (joins_values) {
+      head.rank_k = head.rank_v;
+      head.turning_mean = matrix(1, c.head_dim);
+    }
     head.query_basis = matrix(c.head_dim, head.rank_k);
     head.key_basis = matrix(c.head_dim, head.rank_k);
     head.value_basis = matrix(c.head_dim, head.rank_v);
@@ -53,10 +62,10 @@ inline ModelBasis HalfRankBasis(const ModelConfig& c, const Spec& spec) {
     if (lose_mean) head.turning_mean = matrix(1, c.head_dim);
     if (splits_bits) {
       head.bits.middle.k.channels[2] = head.rank_k;  // 4 bits
-      head.bits.middle.v.channels[3] = head.rank_v;
+      if (!joins_values) head.bits.middle.v.channels[3] = head.rank_v;
       if (spec.basis_as<LatheOptions>()->under_pressure > 0) {
         head.bits.pressed.k.channels[4] = 16;  // 2 bits
-        head.bits.pressed.v.channels[5] = 16;
+        if (!joins_values) head.bits.pressed.v.channels[5] = 16;
       }
     }
     basis.heads.push_back(std::move(head));

@@ -38,6 +38,9 @@ struct MappedKeys {
   // From how many pairs of channels, the first ones, which turn fastest, keys behind the sinks lose
   // their mean m before they turn.
   int turning_pairs = 0;
+  // Whether a key and its value have one map and become one row, (k', v) E, which is as wide as
+  // both. It is read as a key by queries q D of keys, and as a value by the part of D for values.
+  bool joins_values = false;
   friend bool operator==(const MappedKeys&, const MappedKeys&) = default;
 };
 
@@ -60,16 +63,24 @@ struct KeyFacts {
   int heads_per_latent;
   bool has_frames;
   int turning_pairs;
+  bool joins_values;
 };
 
 constexpr KeyFacts FactsOf(const TurnedKeys& /*keys*/) {
-  return {false, false, false, 1, 1, false, 0};
+  return {false, false, false, 1, 1, false, 0, false};
 }
 constexpr KeyFacts FactsOf(const MappedKeys& keys) {
-  return {true, true, false, keys.heads_per_map, 1, keys.has_frames, keys.turning_pairs};
+  return {true,
+          true,
+          false,
+          keys.heads_per_map,
+          1,
+          keys.has_frames,
+          keys.turning_pairs,
+          keys.joins_values};
 }
 constexpr KeyFacts FactsOf(const LatentKeys& keys) {
-  return {true, false, true, keys.heads_per_map, keys.heads_per_latent, false, 0};
+  return {true, false, true, keys.heads_per_map, keys.heads_per_latent, false, 0, false};
 }
 constexpr KeyFacts FactsOf(const Keys& keys) {
   return std::visit([](const auto& form) { return FactsOf(form); }, keys);
@@ -79,6 +90,7 @@ constexpr bool TurnWhenRead(const Keys& keys) { return FactsOf(keys).turn_when_r
 constexpr int HeadsPerMap(const Keys& keys) { return FactsOf(keys).heads_per_map; }
 constexpr int HeadsPerLatent(const Keys& keys) { return FactsOf(keys).heads_per_latent; }
 constexpr bool HasFrames(const Keys& keys) { return FactsOf(keys).has_frames; }
+constexpr bool JoinsValues(const Keys& keys) { return FactsOf(keys).joins_values; }
 constexpr int TurningPairs(const Keys& keys) { return FactsOf(keys).turning_pairs; }
 // How many KV heads' keys a map takes side by side: those that it joins, or that share latents.
 constexpr int KeysPerMap(const Keys& keys) { return HeadsPerMap(keys) * HeadsPerLatent(keys); }

@@ -49,7 +49,8 @@ constexpr CodecFacts FactsOf(const RowsCodec& /*codec*/) {
           .codes_open_rows = false,
           .has_classes = false,
           .brings_bases = false,
-          .gathers_queries = false};
+          .gathers_queries = false,
+          .has_one_side = false};
 }
 
 // What sealed rows become. The struct of a codec has what is the same in all of a cache.
@@ -86,6 +87,8 @@ struct PackedFormat {
 
   // Whether K is sealed as it was before RoPE.
   constexpr bool seals_keys_before_rope() const { return FactsOf(codec).keys_before_rope; }
+  // Whether rows hold keys and values together.
+  constexpr bool has_one_side() const { return FactsOf(codec).has_one_side; }
   friend bool operator==(const PackedFormat&, const PackedFormat&) = default;
 };
 
@@ -125,6 +128,7 @@ struct PackedShape {
   int rank_v = 0;
   RunStorage storage;
   DType row_type = DType::kBf16;
+  bool has_one_side = false;  // of the format's codec
   int n_kv_heads = 1;
   int layer_rank_v = 0;
   int n_blocks = 0;
@@ -171,6 +175,7 @@ constexpr PackedShape MakePackedShape(const PackedFormat& format, const BlockSha
           .storage = std::visit(
               [&](const auto& storage) { return StorageOfRun(storage, run.entry_class); }, head),
           .row_type = rows.row_type,
+          .has_one_side = facts.has_one_side,
           .n_kv_heads = run.n_kv_heads,
           .layer_rank_v = run.layer_rank_v,
           .n_blocks = run.n_blocks,
@@ -224,7 +229,7 @@ constexpr int64_t KeyTokenScaleBytes(const PackedShape& s) {
   return int64_t{ScaleBytes(s.k)} * kBlockSize * KeyScaleGroups(s) * ScaleParts(s.k);
 }
 constexpr int64_t ValueTokenScaleBytes(const PackedShape& s) {
-  if (s.v.sharing != ScaleSharing::kToken) return 0;
+  if (s.v.sharing != ScaleSharing::kToken || s.has_one_side) return 0;
   return int64_t{ScaleBytes(s.v)} * kBlockSize * ValueScaleGroups(s) * ScaleParts(s.v);
 }
 constexpr int64_t FactorBytes(const PackedShape& s) {

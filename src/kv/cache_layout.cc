@@ -292,6 +292,7 @@ void CacheLayout::AddHead(const HeadRanks& ranks, DType row_type) {
   const bool has_whole_rows = FactsOf(codec()).brings_bases;
   shapes.push_back(has_whole_rows ? BlockShape{head_dim, head_dim, row_type}
                                   : BlockShape{ranks.rank_k, ranks.rank_v, row_type});
+  shapes.back().has_one_side = FactsOf(codec()).has_one_side;
   const HeadStorage storage = std::visit(
       [&](const auto& of) -> HeadStorage { return StorageOf(of, ranks, head_dim); }, codec());
   if (!std::holds_alternative<std::monostate>(storage)) storages.push_back(storage);

@@ -115,6 +115,7 @@ struct HeadTurn {
   WeightId key_map;      // [rank_k, keys_per_map * head_dim]; null: another's
   HeadRows joined_k;     // turned keys of all heads that the map joins
   ObjectPlace mapped_k;  // [n_tokens, rank_k]
+  HeadRows added_v;      // as wide, added to mapped_k; null: nothing is
 };
 
 // Turns queries and keys of a layer to their positions, and maps them to the basis of the cache.

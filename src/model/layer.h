@@ -42,6 +42,8 @@ struct LayerRows {
   bool maps_queries() const { return FactsOf(keys).maps_queries && !HasFrames(keys); }
   int heads_per_map() const { return HeadsPerMap(keys); }
   int heads_per_latent() const { return HeadsPerLatent(keys); }
+  // Whether values, as they are made, are added to mapped keys, and rows of the cache are both.
+  bool joins_values() const { return JoinsValues(keys); }
   // Query heads that meet the same KV head of the cache, and of the model.
   int gqa_group() const { return n_heads / n_kv_heads; }
   int queries_per_key() const { return gqa_group() / heads_per_map(); }
@@ -50,7 +52,7 @@ struct LayerRows {
   // is as wide, and zero but for the place of its own KV head.
   int key_dim() const { return heads_per_map() * head_dim; }
   // Whether W_O reads rows of head_dim, which attention's outputs are mapped to first.
-  bool maps_outputs() const { return KeysPerMap(keys) > 1; }
+  bool maps_outputs() const { return KeysPerMap(keys) > 1 || joins_values(); }
   // Numbers of a key row of the head as it is made; caches hold the first rank_k of them.
   int64_t KeyWidth(int kv_head_idx) const {
     return k_offsets[kv_head_idx + 1] - k_offsets[kv_head_idx];

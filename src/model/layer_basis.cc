@@ -68,7 +68,7 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
                              PackTransposed(rows, of_model, head.rank_k, types.rows, residents));
         layer.query.push_back(std::move(query));
       }
-      if (n_sharing == 1 && n_joined == 1) continue;
+      if (n_sharing == 1 && n_joined == 1 && !JoinsValues(basis.keys)) continue;
       const std::vector<float> columns =
           Columns(head.output_basis, d, {int64_t{i} * of_model, int64_t{i + 1} * of_model});
       KVL_ASSIGN_OR_RETURN(Weight output, PackTransposed(columns, n_sharing * head.rank_v, of_model,

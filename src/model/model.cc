@@ -47,6 +47,7 @@ bool Model::RowsNeedNoTurn(const ModelBasis* basis) const {
   }
   if (basis == nullptr) return true;
   if (HeadsPerMap(basis->keys) > 1) return false;  // queries would be as much wider
+  if (JoinsValues(basis->keys)) return false;
   const auto has_whole_rows = [](const HeadBasis& head) { return head.cut.has_value(); };
   return !TurnWhenRead(basis->keys) &&
          (!NeedsWholeRows() || std::ranges::all_of(basis->heads, has_whole_rows));

@@ -21,8 +21,10 @@ bool HasValueOffset(const ModelBasis& basis, int layer_idx) {
 }
 
 // Whether W_O stays as it is and attention's outputs are mapped to its rows first: folded it would
-// be as many times wider as heads share a map or latents.
-bool KeepsOutputs(const ModelBasis& basis) { return KeysPerMap(basis.keys) > 1; }
+// be as many times wider as heads share a map or latents, and twice where keys and values do.
+bool KeepsOutputs(const ModelBasis& basis) {
+  return KeysPerMap(basis.keys) > 1 || JoinsValues(basis.keys);
+}
 
 bool IsIdentity(const std::vector<float>& m, int dim) {
   for (int i = 0; i < dim * dim; ++i) {

@@ -28,9 +28,10 @@ void CheckInvariants(const CacheLayout& layout, const PlanParts& parts) {
   const bool has_maps = parts.basis.has_value() && !parts.basis->online.has_value();
   KVL_CHECK(!layout.ReadsWholeKeys() || !layout.CodesOpenRows());
   KVL_CHECK(!layout.ReadsWholeKeys() || (has_maps && !TurnWhenRead(layout.keys)));
-  const auto has_pressed_bits = [](const HeadStorage& storage) {
+  const auto has_pressed_bits = [&layout](const HeadStorage& storage) {
     const auto* const bits = std::get_if<HeadBits>(&storage);
-    return bits != nullptr && bits->pressed.k != BitSplit() && bits->pressed.v != BitSplit();
+    return bits != nullptr && bits->pressed.k != BitSplit() &&
+           (layout.seal->format.has_one_side() || bits->pressed.v != BitSplit());
   };
   KVL_CHECK(!layout.HasPressedRuns() || (layout.storages.size() == layout.shapes.size() &&
                                          std::ranges::all_of(layout.storages, has_pressed_bits)));
@@ -69,7 +70,8 @@ CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
     const HeadRanks of_head = ranks.empty() ? HeadRanks{model.head_dim, model.head_dim} : ranks[i];
     layout.AddHead(of_head, model.row_type);
     if (parts.keeps_sink_values && layout.n_sink > 0) {
-      layout.shapes.back().sink_rank_v = layout.head_dim;
+      layout.shapes.back().sink_rank_v =
+          JoinsValues(keys) ? layout.shapes.back().rank_v : layout.head_dim;
     }
   }
   layout.windows = model.windows;

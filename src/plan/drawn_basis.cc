@@ -42,22 +42,24 @@ std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed) {
 }
 
 std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t seed,
-                                  bool has_classes) {
+                                  const DrawnRows& rows) {
+  const bool has_classes = rows.has_classes;
+  const int n_channels = rows.joins_values ? 2 * head_dim : head_dim;
   constexpr double kLastOverFirst = 0.02, kVariation = 0.3;  // singular values of a mean head
   Random random(seed);
   std::vector<HeadSpectra> spectra(n);
   std::vector<HeadNoise> noise(n);
   const auto draw = [&](std::vector<double>* values, std::vector<double>* squares) {
     const double rate = std::max(0.2, 1 + kVariation * random.Normal());
-    for (int i = 0; i < head_dim; ++i) {
-      const double s = std::pow(kLastOverFirst, rate * i / head_dim);
+    for (int i = 0; i < n_channels; ++i) {
+      const double s = std::pow(kLastOverFirst, rate * i / n_channels);
       values->push_back(s);
       squares->push_back(s * s);
     }
   };
   for (int h = 0; h < n; ++h) {
     draw(&spectra[h].qk, &noise[h].qk);
-    draw(&spectra[h].v, &noise[h].v);
+    if (!rows.joins_values) draw(&spectra[h].v, &noise[h].v);
   }
   RankRequest request{.goal = RankRequest::Goal::kRatio, .value = ratio};
   request.has_classes = has_classes;
@@ -72,20 +74,21 @@ std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t se
     }
     return bits / (int64_t{16} * 2 * head_dim * n);
   };
-  StatusOr<RankAllocation> allocation = AllocateBits(spectra, noise, head_dim, request);
+  StatusOr<RankAllocation> allocation = AllocateBits(spectra, noise, n_channels, request);
   KVL_CHECK(allocation.ok());
   return std::move(allocation->ranks);
 }
 
 StatusOr<std::vector<HeadRanks>> DrawPressedSplits(int n, int head_dim, double ratio,
-                                                   double under_pressure, uint64_t seed) {
+                                                   double under_pressure, uint64_t seed,
+                                                   const DrawnRows& rows) {
   if (under_pressure > head_dim) {
     return Error(StatusCode::kInvalidArgument,
                  "under_pressure={}: the fewest bits of random weights reach {}; ask for less",
                  under_pressure, head_dim);
   }
-  std::vector<HeadRanks> ranks = DrawSplits(n, head_dim, ratio, seed);
-  KVL_RETURN_IF_ERROR(TakePressedBits(DrawSplits(n, head_dim, under_pressure, seed), &ranks));
+  std::vector<HeadRanks> ranks = DrawSplits(n, head_dim, ratio, seed, rows);
+  KVL_RETURN_IF_ERROR(TakePressedBits(DrawSplits(n, head_dim, under_pressure, seed, rows), &ranks));
   return ranks;
 }
 
@@ -115,7 +118,7 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim,
     head.key_basis = matrix(width * head.rank_k);
     (are_latents ? head.key_way_back : head.query_basis) = head.key_basis;
     // Maps of no use, like the others, for the work of real ones.
-    const std::vector<float> cut(int64_t{head_dim} * (head_dim - head.rank_k));
+    const std::vector<float> cut(int64_t{head_dim} * std::max(0, head_dim - head.rank_k));
     if (!are_latents) head.cut = {cut, cut};
     if (TurningPairs(keys) > 0) head.turning_mean = matrix(head_dim);
     head.value_basis = matrix(width * head.rank_v);
@@ -136,9 +139,10 @@ ModelBasis DrawRandomBasis(int n_layers, int n_kv_heads, int head_dim, double ra
 
 ModelBasis DrawRandomSplitBasis(int n_layers, int n_kv_heads, int head_dim, double ratio,
                                 uint64_t seed, const Keys& keys, bool has_classes) {
-  return DrawRandomBasis(n_layers, n_kv_heads, head_dim,
-                         DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed, has_classes),
-                         seed, keys);
+  return DrawRandomBasis(
+      n_layers, n_kv_heads, head_dim,
+      DrawSplits(n_layers * n_kv_heads, head_dim, ratio, seed, {has_classes, JoinsValues(keys)}),
+      seed, keys);
 }
 
 Status CheckDrawnRanks(const Spec& spec) {
@@ -159,6 +163,7 @@ void KeepSinkValues(ModelBasis* basis) {
   const double deviation = 1 / std::sqrt(basis->head_dim);
   for (HeadBasis& head : basis->heads) {
     head.stored_rank_v = head.rank_v;
+    if (JoinsValues(basis->keys)) continue;  // they have all columns
     head.rank_v = basis->head_dim;
     for (std::vector<float>* map : {&head.value_basis, &head.output_basis}) {
       map->resize(int64_t{basis->head_dim} * basis->head_dim);
@@ -195,9 +200,10 @@ StatusOr<ModelBasis> DrawStoredBasis(const Spec& spec, const ModelFacts& model) 
     const double under_pressure = spec.basis_as<LatheOptions>()->under_pressure;
     if (under_pressure > 0) {
       const int width = model.head_dim * n;
-      KVL_ASSIGN_OR_RETURN(const std::vector<HeadRanks> drawn,
-                           DrawPressedSplits(model.n_layers * model.n_kv_heads / n, width,
-                                             ranks.value, under_pressure, kDrawnBasisSeed));
+      KVL_ASSIGN_OR_RETURN(
+          const std::vector<HeadRanks> drawn,
+          DrawPressedSplits(model.n_layers * model.n_kv_heads / n, width, ranks.value,
+                            under_pressure, kDrawnBasisSeed, {.joins_values = JoinsValues(keys)}));
       return DrawRandomBasis(model.n_layers, model.n_kv_heads / n, width, drawn, kDrawnBasisSeed,
                              keys);
     }

@@ -21,13 +21,18 @@ std::vector<int> DrawRanks(int n, int head_dim, double rate, uint64_t seed);
 // Draws the ranks and bits of n heads whose codes take 1 / ratio of 16-bit rows, for ratios from 2
 // to 64. lathe would allocate them so if spectra fell exponentially, each pair at a rate of its own
 // (coefficient of variation about 0.3).
+struct DrawnRows {
+  bool has_classes = false;
+  bool joins_values = false;  // rows of 2 head_dim channels (MappedKeys)
+};
 std::vector<HeadRanks> DrawSplits(int n, int head_dim, double ratio, uint64_t seed,
-                                  bool has_classes = false);
+                                  const DrawnRows& rows = {});
 
 // The same without classes, with the bits of runs under pressure, which take 1 / under_pressure.
 // kInvalidArgument where those are no fewer, or would be less than one bit for 16 channels.
 StatusOr<std::vector<HeadRanks>> DrawPressedSplits(int n, int head_dim, double ratio,
-                                                   double under_pressure, uint64_t seed);
+                                                   double under_pressure, uint64_t seed,
+                                                   const DrawnRows& rows = {});
 
 // The ranks that ranks=uniform gives n heads of any model. Nothing about them is random.
 std::vector<HeadRanks> UniformRanks(int n, int head_dim, double rate);

@@ -27,6 +27,10 @@ Status CheckIsPredicted(const Spec& spec) {
   if (spec.basis_as<LatheOptions>() == nullptr || spec.stages().size() != 1) {
     return Error(StatusCode::kUnimplemented, "a KL is predicted of lathe alone");
   }
+  if (spec.basis_as<LatheOptions>()->joins_values) {
+    return Error(StatusCode::kUnimplemented,
+                 "a KL is predicted of maps=apart alone; give maps=joint a ratio");
+  }
   bool splits_bits = FactsOf(spec.sealing()).splits_bits;
   if (spec.accuracy().has_value()) {
     KVL_ASSIGN_OR_RETURN(const Spec answer, WithRatio(spec, kProbedRatio));

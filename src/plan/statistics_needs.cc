@@ -23,8 +23,8 @@ bool CutsAtOnce(const Spec& spec) {
 // gradients through far queries.
 std::optional<KeyRows> MapsOf(const Spec& spec) {
   const auto* const lathe = spec.basis_as<LatheOptions>();
-  const bool are_enough = lathe != nullptr && !CutsAtOnce(spec) && !spec.accuracy().has_value() &&
-                          !MergingOf(spec).has_value();
+  const bool are_enough = lathe != nullptr && !CutsAtOnce(spec) && !lathe->joins_values &&
+                          !spec.accuracy().has_value() && !MergingOf(spec).has_value();
   return are_enough ? std::optional(spec.key_rows()) : std::nullopt;
 }
 
@@ -38,6 +38,7 @@ std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
                         .across_heads = options.heads_per_latent > 1 && options.is_whitened,
                         .gradients = method->wants_gradients,
                         .all_queries = CutsAtOnce(spec),
+                        .key_values = options.joins_values,
                         .after_rope = !TurnWhenRead(spec.keys()) && !HasFrames(spec.keys()),
                         .maps_of = MapsOf(spec),
                         .merge = MergingOf(spec)};

@@ -99,6 +99,7 @@ StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const CalibrationRun&
   job.source.merging = run.Merging();
   KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(workspace, run, &job.source.token_source));
   job.across_heads = run.across_heads;
+  job.key_values = run.key_values;
   job.checkpoint_path = run.checkpoint_path;
   job.settings = fmt::format("{}{}", RowTypeName(workspace.options().row_type),
                              run.all_queries ? " through all queries" : "");

@@ -19,6 +19,7 @@ struct CalibrationRun {
   int64_t n_text_tokens = 0;  // of the text, in sequences from all over it; 0: CalibrationTokens()
   uint64_t seed = 0;
   bool across_heads = false;            // statistics across the KV heads of a layer too
+  bool key_values = false;              // CalibrationStatistics::key_values too
   std::optional<MergePlan> merge = {};  // of rows that merge so, behind kCalibrationSinks positions
   bool gradients = true;  // take gradients of stored rows too (BasisMethod::wants_gradients)
   // Gradients count through all queries, not only through those kCalibrationNewest positions or

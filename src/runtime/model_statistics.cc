@@ -66,15 +66,18 @@ StatusOr<CalibrationRun> ModelStatistics::RunFor(const StatisticsNeed& need) con
   run.across_heads = need.across_heads;
   run.gradients = need.gradients;
   run.all_queries = need.all_queries;
+  run.key_values = need.key_values;
   for (const StatisticsNeed& other : expected_) {
     if (other.of_text != need.of_text || other.merge != need.merge) continue;
     if (other.gradients && other.all_queries != need.all_queries) continue;
     run.across_heads |= other.across_heads;
     run.gradients |= other.gradients;
+    run.key_values |= other.key_values;
   }
   if (HasOwnChoice(run)) {  // what its method lacks is the need's own affair
     run.across_heads = need.across_heads;
     run.gradients = need.gradients;
+    run.key_values = need.key_values;
   } else if (need.of_text) {
     KVL_ASSIGN_OR_RETURN(run.text_path, TextOfModel(options().model, "calibration.txt"));
   }
@@ -102,7 +105,8 @@ StatusOr<StatisticsRequest> ModelStatistics::RequestFor(const CalibrationRun& ru
   request.shape = ShapeOf(config());
   request.model_hash = workspace_->model_hash();
   request.rope = config().DescribePositions();
-  request.contents = {.gradients = run.gradients, .across_heads = run.across_heads};
+  request.contents = {
+      .gradients = run.gradients, .across_heads = run.across_heads, .key_values = run.key_values};
   if (config().rope_dim() > 0) {
     request.contents.n_positions = CalibrationPositions(CalibratedContext(*workspace_));
     request.context_positions = CalibrationPositions(workspace_->context_tokens());
@@ -128,8 +132,9 @@ const ModelStatistics::Held* ModelStatistics::FindHeld(const CalibrationRun& run
     const bool is_same = held.merging == run.Merging() && held.source == run.text_path &&
                          (held.is_chosen || !need.gradients || held.all_queries == run.all_queries);
     const StatisticsContents& contents = held.contents;
-    const bool has_all =
-        (contents.gradients || !need.gradients) && (contents.across_heads || !need.across_heads);
+    const bool has_all = HoldsAllOf(contents, {.gradients = need.gradients,
+                                               .across_heads = need.across_heads,
+                                               .key_values = need.key_values});
     const bool has_positions =
         held.is_chosen || !need.after_rope || config().rope_dim() == 0 ||
         contents.n_positions == CalibrationPositions(CalibratedContext(*workspace_));
@@ -168,6 +173,7 @@ StatusOr<const CalibrationStatistics*> ModelStatistics::Statistics(const Statist
   // Whether gradients are missing in a chosen file, the method says that needs them.
   contents.gradients |= is_chosen || found.statistics.joint.n_tokens > 0;
   contents.across_heads |= !found.statistics.k_pre_across_heads.empty();
+  contents.key_values |= !found.statistics.key_values.covariance.empty();
   held_.push_back({run.text_path, run.Merging(), contents, is_chosen, run.all_queries,
                    std::make_unique<const CalibrationStatistics>(std::move(found.statistics))});
   return held_.back().statistics.get();

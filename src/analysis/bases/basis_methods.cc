@@ -10,18 +10,18 @@
 namespace kvlathe {
 namespace {
 
-// Columns [first, first + n_columns) of the first n_rows rows of a square matrix.
-std::vector<float> Part(const std::vector<float>& square, int dim, int n_rows, int first,
+// Columns [first, first + n_columns) of the first n_rows rows of a matrix of `dim` columns.
+std::vector<float> Part(const std::vector<float>& matrix, int dim, int64_t n_rows, int first,
                         int n_columns) {
-  std::vector<float> part(int64_t{n_rows} * n_columns);
+  std::vector<float> part(n_rows * n_columns);
   for (int64_t row = 0; row < n_rows; ++row) {
-    std::copy_n(square.begin() + row * dim + first, n_columns, part.begin() + row * n_columns);
+    std::copy_n(matrix.begin() + row * dim + first, n_columns, part.begin() + row * n_columns);
   }
   return part;
 }
 
-std::vector<float> Columns(const std::vector<float>& square, int dim, int first, int n_columns) {
-  return Part(square, dim, dim, first, n_columns);
+std::vector<float> Columns(const std::vector<float>& matrix, int dim, int first, int n_columns) {
+  return Part(matrix, dim, std::ssize(matrix) / dim, first, n_columns);
 }
 
 // Of the offsets of several heads, those of head `idx`.
@@ -60,7 +60,9 @@ void DivideByDeviations(const HeadAnalysis& full, int head_dim, HeadBasis* head)
 ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>& ranks) {
   const int n = HeadsPerLatent(analysis.keys);
   KVL_CHECK_EQ(ranks.size(), analysis.heads.size() * n);
-  const int head_dim = analysis.shape.head_dim, width = n * head_dim;
+  const int head_dim = analysis.shape.head_dim;
+  const int n_channels = JoinsValues(analysis.keys) ? 2 * head_dim : head_dim;  // of rows, uncut
+  const int width = n * n_channels, width_back = n * head_dim;
   ModelBasis basis;
   basis.n_layers = analysis.shape.n_layers;
   basis.n_kv_heads = analysis.shape.n_kv_heads;
@@ -71,24 +73,25 @@ ModelBasis CutBasis(const BasisAnalysis& analysis, const std::vector<HeadRanks>&
     const HeadAnalysis& full = analysis.heads[h / n];
     const int slice = static_cast<int>(h % n);
     const auto& [rank_k, rank_v, bits] = ranks[h];
-    KVL_CHECK(rank_k >= 1 && rank_k <= head_dim && rank_v >= 1 && rank_v <= head_dim);
+    KVL_CHECK(rank_k >= 1 && rank_k <= n_channels && rank_v >= 1 && rank_v <= n_channels);
     KVL_CHECK(rank_k == ranks[h - slice].rank_k && rank_v == ranks[h - slice].rank_v);
     HeadBasis head;
-    const int made_v = analysis.keeps_sink_values ? head_dim : rank_v;
+    const int made_v = analysis.keeps_sink_values ? n_channels : rank_v;
     head.rank_k = rank_k;
     head.rank_v = made_v;
     if (analysis.keeps_sink_values) head.stored_rank_v = rank_v;
     if (!TurnWhenRead(analysis.keys)) {
-      head.query_basis = Columns(full.query_basis, head_dim, 0, rank_k);
-      const int n_cut = head_dim - rank_k;
-      head.cut = {Columns(full.query_basis, head_dim, rank_k, n_cut),
-                  Columns(full.key_basis, head_dim, rank_k, n_cut)};
+      head.query_basis = Columns(full.query_basis, n_channels, 0, rank_k);
+      const int n_cut = n_channels - rank_k;
+      head.cut = {Columns(full.query_basis, n_channels, rank_k, n_cut),
+                  Columns(full.key_basis, n_channels, rank_k, n_cut)};
     } else {
-      head.key_way_back = Part(full.key_way_back, width, n * rank_k, slice * head_dim, head_dim);
+      head.key_way_back =
+          Part(full.key_way_back, width_back, n * rank_k, slice * head_dim, head_dim);
     }
     head.key_basis = Columns(full.key_basis, width, slice * rank_k, rank_k);
     head.value_basis = Columns(full.value_basis, width, slice * made_v, made_v);
-    head.output_basis = Part(full.output_basis, width, n * made_v, slice * head_dim, head_dim);
+    head.output_basis = Part(full.output_basis, width_back, n * made_v, slice * head_dim, head_dim);
     head.key_offset = OffsetOf(full.key_offset, slice, head_dim);
     head.turning_mean = OffsetOf(full.turning_mean, slice, head_dim);
     head.value_offset = OffsetOf(full.value_offset, slice, head_dim);

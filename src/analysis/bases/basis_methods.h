@@ -23,6 +23,7 @@ struct BasisOptions {
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
   bool has_frames = false;        // lathe: keys are turned inside frames (MappedKeys)
   int turning_pairs = 0;          // likewise
+  bool joins_values = false;      // lathe: keys and values have one map (MappedKeys)
   bool is_whitened = true;        // palu, fdc: weights count by the Gram matrix of their inputs
   int heads_per_latent = 1;       // palu: KV heads that share a latent
   // lathe: the KV heads of a layer have one map together, as many as have so many channels; 0: each
@@ -49,8 +50,10 @@ struct BasisInputs {
 };
 
 // The maps of one KV head at full width, row-major [head_dim, head_dim] f32, in the roles of
-// HeadBasis. Column i matters more than column i + 1 (in output_basis: row i), and a rank is a cut
-// after that many columns.
+// HeadBasis. Where keys and values have one map (MappedKeys::joins_values) maps are [head_dim, 2
+// head_dim], the way back of values is [2 head_dim, head_dim], and what is said of keys' channels
+// is of those of both. Column i matters more than column i + 1 (in output_basis: row i), and a rank
+// is a cut after that many columns.
 struct HeadAnalysis {
   std::vector<float> query_basis;
   std::vector<float> key_basis;

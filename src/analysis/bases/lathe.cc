@@ -30,6 +30,20 @@ struct RowStatistics {
   std::vector<float> offset;   // [dim], or empty
 };
 
+// kDataLoss where second moments are not those of rows. The rows may hold more than `channels`.
+Status CheckRows(const JointRows& rows, const JointChannels& channels, int head_dim) {
+  for (const std::vector<double>* of_rows : {&rows.weighed, &rows.plain}) {
+    const int dim = static_cast<int>(std::lround(std::sqrt(of_rows->size())));
+    if (!AllFinite(*of_rows) || IsSumOfSquares(*of_rows, dim)) continue;
+    return Error(StatusCode::kDataLoss,
+                 "layer {}, KV head {}: rows of the calibration have a negative variance in some "
+                 "direction, so their deviations are not known; write new statistics with kvlathe "
+                 "calibrate, or take a cache that needs none, such as kivi",
+                 channels.layer_idx, channels.first / head_dim);
+  }
+  return OkStatus();
+}
+
 // kDataLoss where the moments are not those of rows.
 StatusOr<RowStatistics> RowsOf(const JointMoments& moments, const StatisticsShape& shape,
                                const JointChannels& channels, bool is_centred) {
@@ -37,20 +51,48 @@ StatusOr<RowStatistics> RowsOf(const JointMoments& moments, const StatisticsShap
   const std::span<const float> mean = MeanOf(moments.weighed_mean, shape, channels);
   if (is_centred) rows.offset.assign(mean.begin(), mean.end());
   JointRows about_offset = RowsAbout(rows.offset, moments, shape, channels);
-  for (const std::vector<double>* of_rows : {&about_offset.weighed, &about_offset.plain}) {
-    if (!AllFinite(*of_rows) || IsSumOfSquares(*of_rows, channels.dim)) continue;
-    return Error(StatusCode::kDataLoss,
-                 "layer {}, KV head {}: rows of the calibration have a negative variance in some "
-                 "direction, so their deviations are not known; write new statistics with kvlathe "
-                 "calibrate, or take a cache that needs none, such as kivi",
-                 channels.layer_idx, channels.first / shape.head_dim);
-  }
+  KVL_RETURN_IF_ERROR(CheckRows(about_offset, channels, shape.head_dim));
   rows.gram = about_offset.Priced();
   rows.plain = std::move(about_offset.plain);
   const int dim = channels.dim;
   rows.fisher = SquareOf(moments.fisher, shape, channels);
   const double ridge = kFisherRidge * TraceOf(rows.fisher, dim) / dim;
   for (int i = 0; i < dim; ++i) rows.fisher[i * dim + i] += ridge;
+  return rows;
+}
+
+// Rows of keys and values side by side, of a head of the cache that joins so many channels of keys.
+// F gets its ridge by side: gradients of keys and of values are in units of their own.
+StatusOr<RowStatistics> KeyValueRowsOf(const CalibrationStatistics& s, int64_t head_idx, int side,
+                                       bool is_centred) {
+  const JointMoments& moments = s.key_values;
+  const int64_t dim = 2 * int64_t{side}, square = dim * dim;
+  const auto part_of = [&](const std::vector<float>& all, int64_t n) {
+    return std::span<const float>(all).subspan(head_idx * n, n);
+  };
+  const auto square_of = [&](const std::vector<float>& all) {
+    const std::span<const float> part = part_of(all, square);
+    return std::vector<double>(part.begin(), part.end());
+  };
+  RowStatistics rows;
+  const std::span<const float> mean = part_of(moments.weighed_mean, dim);
+  if (is_centred) rows.offset.assign(mean.begin(), mean.end());
+  JointRows about_offset = {
+      MomentsAbout(rows.offset, mean, square_of(moments.weighed_covariance)),
+      MomentsAbout(rows.offset, part_of(moments.mean, dim), square_of(moments.covariance))};
+  const int n_groups = s.shape.n_kv_heads * s.shape.head_dim / side;
+  const auto idx = static_cast<int>(head_idx);
+  KVL_RETURN_IF_ERROR(
+      CheckRows(about_offset, {idx / n_groups, idx % n_groups * side, side}, s.shape.head_dim));
+  rows.gram = about_offset.Priced();
+  rows.plain = std::move(about_offset.plain);
+  rows.fisher = square_of(moments.fisher);
+  for (int64_t first = 0; first < dim; first += side) {
+    double trace = 0;
+    for (int64_t i = first; i < first + side; ++i) trace += rows.fisher[i * dim + i];
+    const double ridge = kFisherRidge * trace / side;
+    for (int64_t i = first; i < first + side; ++i) rows.fisher[i * dim + i] += ridge;
+  }
   return rows;
 }
 
@@ -99,6 +141,45 @@ std::vector<double> NoiseOf(const std::vector<float>& deviations, const std::vec
     noise.push_back(double{deviations[i]} * deviations[i] * square);
   }
   return noise;
+}
+
+// Rows [first, first + n_rows) of a square map.
+std::vector<float> RowsOfMap(const std::vector<double>& map, int64_t dim, int64_t first,
+                             int64_t n_rows) {
+  return {map.begin() + first * dim, map.begin() + (first + n_rows) * dim};
+}
+
+// Does what AnalyseHead does, where keys and values have one map.
+Status AnalyseJoinedHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis) {
+  const CalibrationStatistics& s = *inputs.statistics;
+  const int side = analysis->shape.head_dim, dim = 2 * side;
+  KVL_ASSIGN_OR_RETURN(const RowStatistics rows,
+                       KeyValueRowsOf(s, h, side, inputs.options.is_centred));
+  KVL_RETURN_IF_ERROR(
+      CheckFinite(analysis->shape, h, {WeightedSum(1, rows.gram, 1, rows.fisher), {}}));
+  const OptimalPair pair = DecomposePair(rows.fisher, rows.gram, dim);
+  HeadAnalysis& head = analysis->heads[h];
+  head.query_basis = RowsOfMap(pair.left, dim, 0, side);
+  head.key_basis = RowsOfMap(pair.right, dim, 0, side);
+  head.value_basis = RowsOfMap(pair.right, dim, side, side);
+  head.output_basis.resize(int64_t{dim} * side);
+  for (int i = 0; i < side; ++i) {
+    for (int j = 0; j < dim; ++j) {
+      head.output_basis[j * side + i] = static_cast<float>(pair.left[int64_t{side + i} * dim + j]);
+    }
+  }
+  head.key_deviations = head.value_deviations = DeviationsOf(rows, pair.right, dim);
+  if (inputs.options.is_centred) {
+    head.key_offset.assign(rows.offset.begin(), rows.offset.begin() + side);
+    head.value_offset.assign(rows.offset.begin() + side, rows.offset.end());
+  }
+  if (inputs.options.turning_pairs > 0) {
+    const int64_t first = h * side;  // heads lie side by side in layers, and these one by one
+    head.turning_mean.assign(s.turning_mean.begin() + first, s.turning_mean.begin() + first + side);
+  }
+  analysis->noise[h].qk = NoiseOf(head.key_deviations, pair.singular_values);
+  analysis->spectra[h].qk = pair.singular_values;
+  return OkStatus();
 }
 
 // The part of head h of the cache, [n_layers * heads], in an analysis that has places for all.
@@ -170,6 +251,11 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
                  "calibrate: kvlathe calibrate --text FILE",
                  NameOf(*statistics.maps_of), NameOf(keys));
   }
+  if (inputs.options.joins_values && statistics.key_values.covariance.empty()) {
+    return Error(StatusCode::kFailedPrecondition,
+                 "the calibration holds no moments of keys with their values, which maps=joint "
+                 "needs; write new statistics with kvlathe calibrate --key-values");
+  }
   BasisAnalysis analysis;
   analysis.keeps_sink_values = true;
   const int n_joined = HeadsPerMap(statistics.shape, inputs.options.joint_channels);
@@ -177,7 +263,8 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   if (options.keys_before_rope) {
     analysis.keys = LatentKeys{.heads_per_map = n_joined};
   } else {
-    analysis.keys = MappedKeys{n_joined, options.has_frames, options.turning_pairs};
+    analysis.keys =
+        MappedKeys{n_joined, options.has_frames, options.turning_pairs, options.joins_values};
   }
   analysis.shape = statistics.shape;
   analysis.shape.n_kv_heads /= n_joined;
@@ -189,7 +276,8 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   std::vector<Status> statuses(n_heads);
   const auto analyse = [&](Range heads) {
     for (int64_t h = heads.begin; h < heads.end; ++h) {
-      statuses[h] = AnalyseHead(inputs, h, &analysis);
+      statuses[h] = options.joins_values ? AnalyseJoinedHead(inputs, h, &analysis)
+                                         : AnalyseHead(inputs, h, &analysis);
     }
   };
   if (inputs.pool == nullptr) {
@@ -208,7 +296,8 @@ StatusOr<RankAllocation> AllocateLathe(const BasisAnalysis& analysis, const Rank
 
 StatusOr<RankAllocation> AllocateLatheBits(const BasisAnalysis& analysis,
                                            const RankRequest& request) {
-  return AllocateBits(analysis.spectra, analysis.noise, analysis.shape.head_dim, request);
+  const int n_channels = static_cast<int>(analysis.spectra.front().qk.size());
+  return AllocateBits(analysis.spectra, analysis.noise, n_channels, request);
 }
 
 }  // namespace kvlathe

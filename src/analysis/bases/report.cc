@@ -37,7 +37,7 @@ BasisReport ReportBasis(const BasisAnalysis& analysis, const RankAllocation& all
   }
   for (const HeadSpectra& spectra : analysis.spectra) {
     largest_qk.push_back(spectra.qk.front());
-    largest_v.push_back(spectra.v.front());
+    if (!spectra.v.empty()) largest_v.push_back(spectra.v.front());
   }
   report.cv_largest_qk = VariationOf(largest_qk);
   report.cv_largest_v = VariationOf(largest_v);

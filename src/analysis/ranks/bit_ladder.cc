@@ -69,7 +69,10 @@ BitSplit SplitOf(const std::vector<int>& bits_of_groups) {
 
 BitLadder::BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<HeadNoise>& noise,
                      int head_dim, StoredUnit unit, const std::vector<double>& positions_held)
-    : unit_(unit), n_heads_(static_cast<int>(spectra.size())), n_groups_(head_dim / kBitGroup) {
+    : unit_(unit),
+      n_heads_(static_cast<int>(spectra.size())),
+      n_groups_(head_dim / kBitGroup),
+      has_bits_(2 * spectra.size()) {
   KVL_CHECK_EQ(spectra.size(), noise.size());
   const std::vector<double> costs = BitCosts(positions_held, n_heads_);
   for (int h = 0; h < n_heads_; ++h) {
@@ -84,6 +87,8 @@ BitLadder::BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<
 // The steps of every group along the lower convex hull of its losses.
 void BitLadder::AddSteps(int pair, double bit_cost, const std::vector<double>& singular_values,
                          const std::vector<double>& noise) {
+  if (singular_values.empty()) return;
+  has_bits_[pair] = true;
   for (int g = 0; g < n_groups_; ++g) {
     const Losses losses = LossesOf(singular_values, noise, g, unit_);
     const auto gain = [&](size_t from, size_t to) { return GainOf(losses, from, to); };
@@ -102,6 +107,7 @@ std::vector<std::vector<int>> BitLadder::BitsAt(int level) const {
   std::vector<int> least(n_groups_, 0);
   least[0] = 1;
   std::vector<std::vector<int>> bits(2 * n_heads_, least);  // of the pairs
+  for (int pair = 0; pair < 2 * n_heads_; ++pair) bits[pair][0] = has_bits_[pair] ? 1 : 0;
   for (int i = 0; i < level; ++i) bits[steps_[i].pair][steps_[i].group] = steps_[i].bits;
   for (std::vector<int>& pair : bits) {
     for (int g = n_groups_ - 2; g >= 0; --g) pair[g] = std::max(pair[g], pair[g + 1]);

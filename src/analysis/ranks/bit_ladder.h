@@ -22,7 +22,8 @@ inline constexpr double kClassWeight = 4;
 // loses kCoherentFactor times the squares of its singular values, one with bits
 // UnitCost(bits, unit) of its noise. Rows have all channels until they are sealed; bits that
 // save less per bit than more bits do are passed over. Bits never rise along the channels of a
-// pair: a group has at least those of the groups behind it.
+// pair: a group has at least those of the groups behind it. A pair without singular values has no
+// bits.
 class BitLadder {
  public:
   BitLadder(const std::vector<HeadSpectra>& spectra, const std::vector<HeadNoise>& noise,
@@ -55,6 +56,7 @@ class BitLadder {
 
   StoredUnit unit_;
   int n_heads_, n_groups_;
+  std::vector<bool> has_bits_;  // of the pairs
   std::vector<Step> steps_;
 };
 

@@ -25,7 +25,7 @@ constexpr int StoredKeyChannels(const HeadRanks& ranks) {
   return ranks.bits.middle.k == BitSplit{} ? ranks.rank_k : ranks.bits.middle.k.n_channels();
 }
 constexpr int StoredValueChannels(const HeadRanks& ranks) {
-  return ranks.bits.middle.v == BitSplit{} ? ranks.rank_v : ranks.bits.middle.v.n_channels();
+  return ranks.bits.middle == EntryBits{} ? ranks.rank_v : ranks.bits.middle.v.n_channels();
 }
 
 // The singular values of the two pairs of a KV head, in descending order, [head_dim] each.

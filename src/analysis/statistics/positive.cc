@@ -22,6 +22,7 @@ struct Covariances {
 std::vector<Covariances> CovariancesOf(const CalibrationStatistics& s) {
   const int head_dim = s.shape.head_dim, width = JointHeads(s.shape) * head_dim;
   const int of_layer = s.shape.n_kv_heads * head_dim;
+  const int of_both = 2 * KeyValueHeads(s.shape) * head_dim;
   std::vector<Covariances> all = {
       {"queries after RoPE", &s.q_post.covariance, head_dim},
       {"keys after RoPE", &s.k_post.covariance, head_dim},
@@ -32,7 +33,9 @@ std::vector<Covariances> CovariancesOf(const CalibrationStatistics& s) {
       {"keys of the first positions", &s.sink_k_post.covariance, head_dim},
       {"values of the first positions", &s.sink_v.covariance, head_dim},
       {"keys across heads", &s.k_pre_across_heads, of_layer},
-      {"values across heads", &s.v_across_heads, of_layer}};
+      {"values across heads", &s.v_across_heads, of_layer},
+      {"keys with values", &s.key_values.covariance, of_both},
+      {"keys with values by their gradients", &s.key_values.weighed_covariance, of_both}};
   for (const JointStatistics* part : {&s.joint, &s.held_back}) {
     all.insert(all.end(),
                {{"keys after RoPE", &part->k.covariance, width},

@@ -28,10 +28,8 @@ void AddMoments(const std::string& name, const StatisticsShape& shape, int64_t n
 }
 
 // All but `fisher`.
-void AddJointRows(const std::string& name, const StatisticsShape& shape, JointMoments* moments,
-                  std::vector<ArrayField>* fields) {
-  const int64_t n_heads = JointHeads(shape), width = n_heads * shape.head_dim;
-  const int64_t n_layers = shape.n_layers, n_groups = shape.n_kv_heads / n_heads;
+void AddRowsOfGroups(const std::string& name, int64_t n_layers, int64_t n_groups, int64_t width,
+                     JointMoments* moments, std::vector<ArrayField>* fields) {
   fields->push_back({name + ".mean", {n_layers, n_groups, width}, &moments->mean});
   fields->push_back(
       {name + ".covariance", {n_layers, n_groups, width, width}, &moments->covariance});
@@ -41,10 +39,24 @@ void AddJointRows(const std::string& name, const StatisticsShape& shape, JointMo
                      &moments->weighed_covariance});
 }
 
+void AddMomentsOfGroups(const std::string& name, int64_t n_layers, int64_t n_groups, int64_t width,
+                        JointMoments* moments, std::vector<ArrayField>* fields) {
+  AddRowsOfGroups(name, n_layers, n_groups, width, moments, fields);
+  fields->push_back({name + ".fisher", fields->back().shape, &moments->fisher});
+}
+
+void AddJointRows(const std::string& name, const StatisticsShape& shape, JointMoments* moments,
+                  std::vector<ArrayField>* fields) {
+  const int64_t n_heads = JointHeads(shape);
+  AddRowsOfGroups(name, shape.n_layers, shape.n_kv_heads / n_heads, n_heads * shape.head_dim,
+                  moments, fields);
+}
+
 void AddJointMoments(const std::string& name, const StatisticsShape& shape, JointMoments* moments,
                      std::vector<ArrayField>* fields) {
-  AddJointRows(name, shape, moments, fields);
-  fields->push_back({name + ".fisher", fields->back().shape, &moments->fisher});
+  const int64_t n_heads = JointHeads(shape);
+  AddMomentsOfGroups(name, shape.n_layers, shape.n_kv_heads / n_heads, n_heads * shape.head_dim,
+                     moments, fields);
 }
 
 void AddJointStatistics(const std::string& name, const StatisticsShape& shape,
@@ -107,6 +119,14 @@ void ShareFisher(CalibrationStatistics* s) {
   }
 }
 
+constexpr const char* kKeyValues = "key_values";
+
+void AddKeyValues(CalibrationStatistics* s, std::vector<ArrayField>* fields) {
+  const int n_heads = KeyValueHeads(s->shape);
+  AddMomentsOfGroups(kKeyValues, s->shape.n_layers, s->shape.n_kv_heads / n_heads,
+                     2 * int64_t{n_heads} * s->shape.head_dim, &s->key_values, fields);
+}
+
 int64_t ElementsOf(const std::vector<int64_t>& shape) {
   int64_t n = 1;
   for (const int64_t extent : shape) n *= extent;
@@ -119,6 +139,16 @@ int JointHeads(const StatisticsShape& shape) {
   int n_heads = shape.n_kv_heads;
   while (n_heads > 1 && (shape.n_kv_heads % n_heads != 0 ||
                          int64_t{n_heads} * shape.head_dim > kMostJointChannels)) {
+    --n_heads;
+  }
+  return n_heads;
+}
+
+int KeyValueHeads(const StatisticsShape& shape) {
+  const int n_joint = JointHeads(shape);
+  int n_heads = n_joint;
+  while (n_heads > 1 &&
+         (n_joint % n_heads != 0 || n_heads * shape.head_dim > kMostKeyValueChannels)) {
     --n_heads;
   }
   return n_heads;
@@ -154,6 +184,7 @@ Status WriteStatistics(const CalibrationStatistics& statistics, const std::strin
   auto* const s = const_cast<CalibrationStatistics*>(&statistics);
   std::vector<ArrayField> fields = ArrayFields(s);
   if (!s->k_pre_across_heads.empty()) AddAcrossHeads(s, &fields);
+  if (!s->key_values.covariance.empty()) AddKeyValues(s, &fields);
   for (const ArrayField& field : fields) {
     KVL_CHECK_EQ(static_cast<int64_t>(field.values->size()), ElementsOf(field.shape));
     tensors.push_back({field.name, DType::kF32, field.shape, field.values->data()});
@@ -168,6 +199,8 @@ StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path) {
   KVL_RETURN_IF_ERROR(ReadMetadata(file, &statistics));
   std::vector<ArrayField> fields = ArrayFields(&statistics);
   if (file.Find(kAcrossHeads) != nullptr) AddAcrossHeads(&statistics, &fields);
+  const std::string of_values = std::string(kKeyValues) + ".mean";
+  if (file.Find(of_values) != nullptr) AddKeyValues(&statistics, &fields);
   for (const ArrayField& field : fields) {
     KVL_ASSIGN_OR_RETURN(const TensorView* tensor, file.Get(field.name, field.shape));
     field.values->resize(tensor->n_elements());

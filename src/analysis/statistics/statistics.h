@@ -39,6 +39,11 @@ inline constexpr int kMostJointChannels = 512;
 // n_kv_heads with n * head_dim <= kMostJointChannels; 1 if one head is wider than that.
 int JointHeads(const StatisticsShape& shape);
 
+// KV heads whose keys and values stand side by side in CalibrationStatistics::key_values: the
+// largest divisor n of JointHeads() with n * head_dim <= kMostKeyValueChannels; 1 if there is none.
+inline constexpr int kMostKeyValueChannels = 256;
+int KeyValueHeads(const StatisticsShape& shape);
+
 // First and second moments of rows of head_dim values, per head. Second moments are about the mean,
 // for keys may have means of hundreds of their deviations (biases of K): moments about zero would
 // hold no digit of what rows vary by. GramOf() has those about zero.
@@ -147,6 +152,11 @@ struct CalibrationStatistics {
   // share of bits may come from `held_back`: what a cache loses is predicted by it.
   JointStatistics joint;
   JointStatistics held_back;
+  // Of rows (x, v): keys in frames and values of KeyValueHeads() heads, width = 2 KeyValueHeads() *
+  // head_dim and n_groups = n_kv_heads / KeyValueHeads(), of the text but for what is held back.
+  // Rows are weighed by the mean of |g_x|^2 and of |g_v|^2, each in units of its mean. Empty unless
+  // calibration was asked for them.
+  JointMoments key_values;
   // The weighed mean of keys before RoPE, [n_layers, n_kv_heads, head_dim] in BF16, in the fastest
   // pairs of channels alone (MostTurningPairs) and 0 in the others. Of the first rows that were
   // seen where gradients were not asked for.
@@ -166,19 +176,20 @@ struct CalibrationStatistics {
   }
 };
 
-// Returns statistics of zeros in which every array has its size, except those across heads.
+// Returns statistics of zeros in which every array has its size, except those that calibration has
+// to be asked for.
 CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
 
 // Errors are those of WriteSafetensors.
 Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path);
 
-// Files of format version 14 hold every array of CalibrationStatistics (those across heads only
-// where they were asked for), its source and its counts, and a checksum of all that. Version 13
-// had keys less their turning mean in frames alone, version 12 nowhere; second moments of version
-// 11 were about zero; gradients of version 10 counted from 32 positions on, not from 64; version 9
-// had moments of rows as attention weighs them too, version 8 no joint statistics. kDataLoss if the
-// file is damaged, of another kind, or of another format version; the message says how to make a
-// new one.
+// Files of format version 14 hold every array of CalibrationStatistics (those across heads and of
+// keys with values only where they were asked for), its source and its counts, and a checksum of
+// all that. Version 13 had keys less their turning mean in frames alone, version 12 nowhere; second
+// moments of version 11 were about zero; gradients of version 10 counted from 32 positions on, not
+// from 64; version 9 had moments of rows as attention weighs them too, version 8 no joint
+// statistics. kDataLoss if the file is damaged, of another kind, or of another format version; the
+// message says how to make a new one.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
 
 // kInvalidArgument, with the way out, if statistics read from `path` belong to another model, to

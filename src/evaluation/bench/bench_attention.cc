@@ -145,7 +145,8 @@ Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
   for (const AttentionCase& c : *cases) {
     block_bytes = std::max(block_bytes, AllBlockBytes(c));
     n_query_tokens = std::max<int64_t>(n_query_tokens, c.row.n_tokens);
-    heads_per_map = std::max(heads_per_map, HeadsPerMap(c.keys));
+    // Values of rows that keys and values share are twice as wide.
+    heads_per_map = std::max(heads_per_map, HeadsPerMap(c.keys) * (JoinsValues(c.keys) ? 2 : 1));
   }
   const int64_t query_bytes =
       int64_t{2} * n_query_tokens * options.n_heads * options.head_dim * heads_per_map;

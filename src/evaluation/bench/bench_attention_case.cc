@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "cpu/kernels/limits/machine_limits.h"
 #include "evaluation/bench/bench_attention_layout.h"
+#include "format/mean_angles.h"
 #include "format/rows/block_layout.h"
 #include "format/split_bits/coded_rows.h"
 #include "format/split_bits/split_bits_layout.h"
@@ -306,7 +307,8 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
          .blocks = std::span(c->blocks).subspan(i * n_head_blocks, n_head_blocks),
          .n_entries = c->lengths[i],
          .first_visible = c->lengths[i] - c->row.n_tokens + 1,
-         .out = memory.places(memory.out.as<Bf16>() + head * n_rows * options.head_dim),
+         .out = memory.places(memory.out.as<Bf16>() +
+                              head * n_rows * std::max(options.head_dim, shape.rank_v)),
          .out_type = DType::kBf16,
          .out_stride = int64_t{group} * shape.rank_v});
     const KeyRotationId rotation =
@@ -437,7 +439,8 @@ void PlaceOpenScales(std::byte* memory, const AttentionCase& c) {
     if (!c.layout.CodesOpenRows()) continue;
     for (int64_t b = SealedBlocksOf(c); b < BlocksOf(c.lengths[i]); ++b) {
       const int64_t at = c.blocks[static_cast<int64_t>(i) * n_head_blocks + b].offset();
-      std::fill_n(memory + at + CodedKeyScaleOffset(shape, 0), 2 * kBlockSize, kOne);
+      std::fill_n(memory + at + CodedKeyScaleOffset(shape, 0),
+                  (shape.has_one_side ? 1 : 2) * kBlockSize, kOne);
     }
   }
 }

@@ -40,9 +40,9 @@ CacheLayout DrawLayout(const AttentionBenchOptions& options, const BenchCache& s
   CacheLayout layout{n_layers, options.n_kv_heads, options.head_dim, 0, {}, {}, spec.seal};
   const int n_pairs = n_layers * options.n_kv_heads;
   if (spec.ratio > 0) {
-    const bool has_classes = layout.HasClasses();
+    const DrawnRows rows = {layout.HasClasses(), JoinsValues(spec.keys)};
     for (const HeadRanks& r :
-         DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed, has_classes)) {
+         DrawSplits(n_pairs, options.head_dim, spec.ratio, options.seed, rows)) {
       layout.AddHead(r, DType::kBf16);
     }
     return layout;

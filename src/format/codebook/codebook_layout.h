@@ -28,7 +28,8 @@ constexpr CodecFacts FactsOf(const CodebookCodec& codec) {
           .codes_open_rows = false,
           .has_classes = false,
           .brings_bases = false,
-          .gathers_queries = false};
+          .gathers_queries = false,
+          .has_one_side = false};
 }
 
 }  // namespace kvlathe

@@ -16,6 +16,7 @@ struct CodecFacts {
   bool has_classes;       // entries of the prompt are sorted into classes of different bits
   bool brings_bases;      // runs bring the bases of their rows, so blocks are made plain when read
   bool gathers_queries;   // heads keep Q^T Q until they have found their basis
+  bool has_one_side;      // rows hold keys and values together (BlockShape::has_one_side)
 };
 
 }  // namespace kvlathe

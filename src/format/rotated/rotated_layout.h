@@ -36,7 +36,8 @@ constexpr CodecFacts FactsOf(const RotatedCodec& codec) {
           .codes_open_rows = false,
           .has_classes = false,
           .brings_bases = true,
-          .gathers_queries = codec.gathers_queries};
+          .gathers_queries = codec.gathers_queries,
+          .has_one_side = false};
 }
 
 constexpr int64_t RotatedSideBytes(int sealed_rank, DType row_type) {

@@ -36,6 +36,10 @@ struct BlockShape {
   // How many numbers the values of sinks have; 0: rank_v, like all others. The first rank_v of them
   // are in the basis of the others.
   int sink_rank_v = 0;
+  // Whether a row holds a key and its value together, as rows of K, and what stands for V is read
+  // from them: then rank_v is rank_k, and blocks of codes have no side of V. Plain blocks of such
+  // rows are not kept.
+  bool has_one_side = false;
 
   constexpr int sink_value_width() const { return sink_rank_v > 0 ? sink_rank_v : rank_v; }
 

@@ -3,6 +3,7 @@
 //
 //   block of a head   | K: 8 bits | V: 8 bits | scales of tokens: K | V |
 //
+// With BlockShape::has_one_side there is neither V nor its scales.
 // Codes have the places that codes of 8 bits have in a sealed block (codes/code_lines.h). The scale
 // of a token is a byte (ScaleOfByte).
 #pragma once
@@ -14,7 +15,13 @@
 namespace kvlathe {
 
 constexpr int64_t CodedKeyBytes(const BlockShape& s) { return int64_t{kBlockSize} * s.rank_k; }
-constexpr int64_t CodedTokenBytes(const BlockShape& s) { return s.rank_k + s.rank_v + 2; }
+// Codes of a token on both sides.
+constexpr int CodedChannels(const BlockShape& s) {
+  return s.rank_k + (s.has_one_side ? 0 : s.rank_v);
+}
+constexpr int64_t CodedTokenBytes(const BlockShape& s) {
+  return CodedChannels(s) + (s.has_one_side ? 1 : 2);
+}
 
 // Offsets in bytes from the start of K and of V.
 constexpr int64_t CodedKeyOffset(int token, int r) {
@@ -29,8 +36,9 @@ constexpr int64_t CodedValueOffset(int rank_v, int token, int r) {
 
 // From the start of the block.
 constexpr int64_t CodedKeyScaleOffset(const BlockShape& s, int token) {
-  return int64_t{kBlockSize} * (s.rank_k + s.rank_v) + token;
+  return int64_t{kBlockSize} * CodedChannels(s) + token;
 }
+// Where there are two sides.
 constexpr int64_t CodedValueScaleOffset(const BlockShape& s, int token) {
   return CodedKeyScaleOffset(s, token) + kBlockSize;
 }

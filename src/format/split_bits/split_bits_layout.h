@@ -6,7 +6,7 @@
 //
 // Channels that have the same bits lie together, as in a block that has no other channels.
 // Where the codec says so each token has a scale for K and one for V, a byte each. There are no
-// exact entries.
+// exact entries. With has_one_side the codes and scales of V are missing.
 #pragma once
 
 #include <bit>
@@ -27,6 +27,9 @@ struct SplitBitsCodec {
   // Whether the entries that are sealed where the prompt ends fall into classes of different bits
   // (kv/seal/seal_schedule.h). Nothing is repaired then.
   bool has_classes = false;
+  // Whether a row holds a key and its value (BlockShape::has_one_side). The bits of heads are then
+  // those of EntryBits::k alone.
+  bool has_one_side = false;
 
   friend bool operator==(const SplitBitsCodec&, const SplitBitsCodec&) = default;
 };
@@ -43,7 +46,8 @@ constexpr CodecFacts FactsOf(const SplitBitsCodec& codec) {
           .codes_open_rows = codec.codes_open_rows,
           .has_classes = codec.has_classes,
           .brings_bases = false,
-          .gathers_queries = false};
+          .gathers_queries = false,
+          .has_one_side = codec.has_one_side};
 }
 
 constexpr int64_t SplitCodeBytes(const BitSplit& bits) {

@@ -108,7 +108,8 @@ constexpr CodecFacts FactsOf(const TableCodec& codec) {
           .codes_open_rows = false,
           .has_classes = false,
           .brings_bases = false,
-          .gathers_queries = false};
+          .gathers_queries = false,
+          .has_one_side = false};
 }
 
 // The scale that a byte stands for.

@@ -31,7 +31,8 @@ constexpr CodecFacts FactsOf(const UniformCodec& codec) {
           .codes_open_rows = false,
           .has_classes = false,
           .brings_bases = false,
-          .gathers_queries = false};
+          .gathers_queries = false,
+          .has_one_side = false};
 }
 
 }  // namespace kvlathe

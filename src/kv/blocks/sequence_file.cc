@@ -228,7 +228,10 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   CapNewest(layout);
   for (uint64_t i = 0; i < uint64_t{n_layers} * n_kv_heads; ++i) {
     HeadNumbers head;
-    if (!ReadHead(reader, layout->HasPressedRuns(), &head) || !AddHead(head, layout)) return false;
+    if (!ReadHead(reader, layout->HasPressedRuns(), &head)) return false;
+    head.shape.has_one_side = FactsOf(layout->codec()).has_one_side;
+    if (head.shape.has_one_side && head.shape.rank_k != head.shape.rank_v) return false;
+    if (!AddHead(head, layout)) return false;
     const BlockShape& shape = head.shape;
     // Codes share their scales by groups of channels.
     if (layout->seal.has_value() && std::min(shape.rank_k, shape.rank_v) == 0) return false;

@@ -90,13 +90,13 @@ void ClearUnfilled(const CacheLayout& layout, const BlockShape& shape, int n_fil
     for (int r = 0; r < shape.rank_k; ++r) {
       clear(block, is_coded ? CodedKeyOffset(token, r) : KeyOffset(token, r));
     }
+    if (is_coded) clear(block, CodedKeyScaleOffset(shape, token));
+    if (shape.has_one_side) continue;
     for (int r = 0; r < shape.rank_v; ++r) {
       clear(block + key_bytes,
             is_coded ? CodedValueOffset(shape.rank_v, token, r) : ValueOffset(shape, token, r));
     }
-    if (!is_coded) continue;
-    clear(block, CodedKeyScaleOffset(shape, token));
-    clear(block, CodedValueScaleOffset(shape, token));
+    if (is_coded) clear(block, CodedValueScaleOffset(shape, token));
   }
   const int64_t n_bytes = OpenBlockBytes(layout.codec(), shape);
   std::memset(block + n_bytes, 0, static_cast<size_t>(BlockObjectBytes(layout, shape) - n_bytes));

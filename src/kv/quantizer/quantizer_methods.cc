@@ -10,6 +10,7 @@ constexpr double kMinCodedRatio = 5;
 
 bool CodesOpenRows(const Spec& spec, const LatheOptions& lathe) {
   if (spec.retention_facts().moves_rows) return false;
+  if (lathe.joins_values) return true;
   if (lathe.open != LatheOptions::OpenRows::kAuto) {
     return lathe.open == LatheOptions::OpenRows::k8;
   }
@@ -34,7 +35,8 @@ std::optional<SealPlan> BeginPlan(const Spec& spec, const SealBySplitBits& seali
   const LatheOptions& lathe = *sealing.lathe;
   return SealPlan{.format = {.codec = SplitBitsCodec{.unit = lathe.unit,
                                                      .codes_open_rows = CodesOpenRows(spec, lathe),
-                                                     .has_classes = lathe.has_classes}},
+                                                     .has_classes = lathe.has_classes,
+                                                     .has_one_side = lathe.joins_values}},
                   .has_pressed_runs = lathe.under_pressure > 0};
 }
 std::optional<SealPlan> BeginPlan(const Spec& /*spec*/, const SealByOwnBasis& sealing) {

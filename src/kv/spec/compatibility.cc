@@ -119,6 +119,38 @@ Status CheckKeysByPosition(const Spec& spec) {
                has_classes ? "classes=3" : spec.NameOf(Axis::kRetention));
 }
 
+// What one map for keys and values goes with: rows that are codes from the first on.
+Status CheckJoinedValues(const Spec& spec) {
+  const auto& lathe = *spec.basis_as<LatheOptions>();
+  if (!lathe.joins_values) return OkStatus();
+  if (spec.key_rows() != KeyRows::kBlock) {
+    return Error(kRefused,
+                 "--kv '{}': maps=joint reads keys and values from the same codes, which pays "
+                 "where keys turn in frames; give keys=block in place of keys={}",
+                 spec.text(), NameOf(spec.key_rows()));
+  }
+  std::string_view other;
+  if (!FactsOf(spec.sealing()).splits_bits || lathe.bits == LatheOptions::Bits::k16) {
+    other = spec.quantizer() != nullptr ? spec.NameOf(Axis::kQuantizer) : "bits=16 or rate";
+  } else if (spec.quantizer() != nullptr) {
+    other = spec.NameOf(Axis::kQuantizer);
+  } else if (lathe.open == LatheOptions::OpenRows::k16) {
+    other = "open=16";
+  } else if (lathe.heads == LatheOptions::Heads::kOwn) {
+    other = "heads=own";
+  } else if (lathe.heads == LatheOptions::Heads::kJoint) {
+    other = "heads=joint";
+  } else if (spec.lowrank() != nullptr) {
+    other = "lowrank";
+  }
+  if (other.empty()) return OkStatus();
+  return Error(kRefused,
+               "--kv '{}': maps=joint keeps codes of one row for a key and its value, with bits by "
+               "ratio and the heads of heads=auto together, and {} would keep something else; "
+               "leave one of the two out",
+               spec.text(), other);
+}
+
 // Rows whose basis is found online are those of sealed blocks.
 Status CheckGoesAlone(const Spec& spec, std::string_view what) {
   const Axis axis = spec.quantizer() != nullptr ? Axis::kQuantizer : Axis::kRetention;
@@ -175,6 +207,7 @@ Status CheckSvdOnline(const Spec& spec) { return CheckGoesAlone(spec, "svd-onlin
 
 Status CheckLathe(const Spec& spec) {
   KVL_RETURN_IF_ERROR(CheckKeysByPosition(spec));
+  KVL_RETURN_IF_ERROR(CheckJoinedValues(spec));
   KVL_RETURN_IF_ERROR(CheckPressure(spec));
   KVL_RETURN_IF_ERROR(CheckLatents(spec));
   KVL_RETURN_IF_ERROR(CheckJoinedHeads(spec));

@@ -116,6 +116,27 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
         std::pair("lathe(ratio=8,classes=3)", KeyRows::kAfterRope)}) {
     EXPECT_EQ(Spec::Parse(text)->key_rows(), rows) << text;
   }
+  for (const char* text :
+       {"lathe(ratio=8,keys=block,maps=joint)", "lathe(ratio=4,maps=joint)",
+        "lathe(ratio=4,keys=block,maps=joint,under_pressure=8)"}) {
+    const Spec spec = *Spec::Parse(text);
+    EXPECT_TRUE(CheckSupported(spec).ok()) << text;
+    EXPECT_TRUE(HasFrames(spec.keys()) && JoinsValues(spec.keys())) << text;
+  }
+  for (const auto& [text, cause] :
+       {std::pair("lathe(ratio=8,keys=after,maps=joint)", "in place of keys=after"),
+        std::pair("lathe(ratio=8,keys=before,maps=joint)", "in place of keys=before"),
+        std::pair("lathe(keys=block,maps=joint)", "bits=16 or rate"),
+        std::pair("lathe(keys=block,maps=joint)+kivi", "kivi would keep"),
+        std::pair("lathe(ratio=8,keys=block,maps=joint,open=16)", "open=16 would keep"),
+        std::pair("lathe(ratio=8,keys=block,maps=joint,heads=own)", "heads=own would keep"),
+        std::pair("lathe(ratio=8,keys=block,maps=joint,heads=joint)", "heads=joint would keep"),
+        std::pair("lathe(ratio=8,keys=block,maps=joint)+lowrank", "lowrank would keep"),
+        std::pair("lathe(ratio=8,keys=block,maps=joint,classes=3)",
+                  "classes=3 leaves entries elsewhere"),
+        std::pair("lathe(ratio=8,keys=block,maps=joint)+h2o", "h2o leaves entries elsewhere")}) {
+    EXPECT_THAT(MessageOf(CheckSupported(*Spec::Parse(text))), HasSubstr(cause)) << text;
+  }
   for (const char* text : {"lathe(ratio=8,classes=3)", "lathe(ratio=8,classes=3,keys=before)",
                            "lathe(ratio=8,classes=3)+snapkv"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;

@@ -87,6 +87,7 @@ struct LatheOptions {
   bool is_resident = false;
   bool is_centred = true;
   std::optional<KeyRows> keys;  // nothing: Spec::key_rows() chooses
+  bool joins_values = false;    // keys and values have one map, and are stored once for both
   Bits bits = Bits::kAuto;
   // Of sealed blocks: scales of calibration alone, or one for K and one for V of each token too.
   StoredUnit unit = StoredUnit::kToken;

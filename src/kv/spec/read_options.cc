@@ -95,6 +95,7 @@ StageOptions ReadLathe(const KeyValues& values) {
   for (const KeyRows rows : kAllKeyRows) {
     if (values.Is("keys", NameOf(rows))) lathe.keys = rows;
   }
+  lathe.joins_values = values.Is("maps", "joint");
   if (values.Is("heads", "joint")) lathe.heads = LatheOptions::Heads::kJoint;
   if (values.Is("heads", "own")) lathe.heads = LatheOptions::Heads::kOwn;
   if (values.Is("bits", "mixed")) lathe.bits = LatheOptions::Bits::kMixed;

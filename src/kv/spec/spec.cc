@@ -28,9 +28,11 @@ Keys KeysOf(const PaluOptions& options, KeyRows /*rows*/, int /*heads_per_map*/)
 Keys KeysOf(const EigenOptions& /*options*/, KeyRows /*rows*/, int /*heads_per_map*/) {
   return LatentKeys{};
 }
-Keys KeysOf(const LatheOptions& /*options*/, KeyRows rows, int heads_per_map) {
+Keys KeysOf(const LatheOptions& options, KeyRows rows, int heads_per_map) {
   if (rows == KeyRows::kBeforeRope) return LatentKeys{.heads_per_map = heads_per_map};
-  return MappedKeys{heads_per_map, rows == KeyRows::kBlock};
+  return MappedKeys{.heads_per_map = heads_per_map,
+                    .has_frames = rows == KeyRows::kBlock,
+                    .joins_values = options.joins_values};
 }
 // Rows are whole until a sequence has found its basis, which its runs then bring with them.
 Keys KeysOf(const SvdOnlineOptions& /*options*/, KeyRows /*rows*/, int /*heads_per_map*/) {
@@ -141,6 +143,7 @@ KeyRows Spec::key_rows() const {
   const auto* lathe = basis_as<LatheOptions>();
   if (lathe == nullptr) return KeyRows::kAfterRope;
   if (lathe->keys.has_value()) return *lathe->keys;
+  if (lathe->joins_values) return KeyRows::kBlock;
   const bool keeps_places = retention() == nullptr && !lathe->has_classes;
   return FactsOf(sealing()).splits_bits && keeps_places ? KeyRows::kCentred : KeyRows::kAfterRope;
 }

@@ -57,6 +57,13 @@ constexpr KeyInfo kLatheKeyRows = {
         "places, after elsewhere",
     .default_text = "auto",
     .choices = "auto|after|centred|block|before"};
+constexpr KeyInfo kLatheMaps = {.name = "maps",
+                                .doc =
+                                    "with mixed bits and keys=block: joint: one map for keys and "
+                                    "values, whose codes are stored "
+                                    "once and read for both",
+                                .default_text = "apart",
+                                .choices = "apart|joint"};
 constexpr KeyInfo kLatheHeads = {
     .name = "heads",
     .doc =
@@ -111,10 +118,10 @@ constexpr KeyInfo kLatheContext = {
     .max = 1 << 30,
     .multiple_of = 1};
 constexpr const KeyInfo* kLatheKeys[] = {
-    &kRate,        &kRatio,     &kAccuracy,     &kRanks,         &kRound,
-    &kResident,    &kCentre,    &kLatheKeyRows, &kLatheHeads,    &kLatheBits,
-    &kLatheScales, &kLatheOpen, &kLatheClasses, &kLathePressure, &kLatheContext,
-    &kRun,         &kBuffer,    &kLatheNewest,  &kSink};
+    &kRate,         &kRatio,       &kAccuracy,     &kRanks,        &kRound,
+    &kResident,     &kCentre,      &kLatheKeyRows, &kLatheMaps,    &kLatheHeads,
+    &kLatheBits,    &kLatheScales, &kLatheOpen,    &kLatheClasses, &kLathePressure,
+    &kLatheContext, &kRun,         &kBuffer,       &kLatheNewest,  &kSink};
 
 constexpr KeyInfo kPaluGroup = {
     .name = "group",

@@ -59,6 +59,7 @@ HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
   head.key_map = basis.KeyMap(g).id();
   head.joined_k = rows.WholeKeys(a, g / rows.heads_per_latent() * rows.heads_per_latent());
   head.mapped_k = rows.Keys(a, g).first;
+  if (rows.joins_values()) head.added_v = rows.Values(a, g);
   return head;
 }
 

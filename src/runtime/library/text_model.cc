@@ -90,7 +90,7 @@ Status TextModel::Calibrate(const std::string& text_path, const std::string& out
   if (text_path.empty()) return Error(StatusCode::kInvalidArgument, "calibration takes a text");
   // What cannot be written is known before the work begins.
   Workspace* const workspace = parts_->workspace.get();
-  KVL_RETURN_IF_ERROR(CheckCanKeep(output_path, ShapeOf(workspace->config()), false));
+  KVL_RETURN_IF_ERROR(CheckCanKeep(output_path, ShapeOf(workspace->config()), {}));
   CalibrationRun run;
   run.text_path = text_path;
   run.checkpoint_path = CheckpointPathOf(output_path);

@@ -93,6 +93,8 @@ struct PackedRunView {
   PackedSideView k, v;
   int first_block = 0;  // of AttendParams::blocks; may be negative
   int lowrank = 0;
+  // Whether `v` are the codes of `k`, which lie as those of K do (BlockShape::has_one_side).
+  bool has_one_side = false;
   int64_t block_bytes = 0;
   KeyRotation rotation;  // of the run's first block, where keys are before RoPE
 };

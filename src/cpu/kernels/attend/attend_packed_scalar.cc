@@ -346,13 +346,15 @@ void AddFactors(const PackedSideView& side, int lowrank, const std::byte* block,
 // All channels have 8 bits, tokens have scales, and nothing is repaired yet.
 PackedRunView ViewOpenRun(const BlockShape& block, const PackedRun& run, const PackedHead& head) {
   static_assert(kSplitBits[0] == 8);
-  const HeadBits all_of_8 = {
-      .middle = {.k = {.channels = {block.rank_k}}, .v = {.channels = {block.rank_v}}}};
-  const PackedShape shape = MakePackedShape({.codec = SplitBitsCodec{StoredUnit::kToken}}, block,
-                                            all_of_8, {.n_blocks = run.n_blocks});
+  HeadBits all_of_8 = {.middle = {.k = {.channels = {block.rank_k}}}};
+  if (!block.has_one_side) all_of_8.middle.v = {.channels = {block.rank_v}};
+  const SplitBitsCodec codec = {.unit = StoredUnit::kToken, .has_one_side = block.has_one_side};
+  const PackedShape shape =
+      MakePackedShape({.codec = codec}, block, all_of_8, {.n_blocks = run.n_blocks});
   return {.k = ViewKeys(shape, run, head),
-          .v = ViewValues(shape, run, head),
+          .v = block.has_one_side ? ViewKeys(shape, run, head) : ViewValues(shape, run, head),
           .first_block = run.first_block,
+          .has_one_side = block.has_one_side,
           .block_bytes = PackedBlockBytes(shape)};
 }
 
@@ -368,11 +370,13 @@ PackedRunView ViewRun(const AttendParams& params, const PackedRun& run) {
                                              .is_prompt = run.is_prompt,
                                              .is_repaired = run.is_repaired,
                                              .entry_class = run.entry_class});
-  PackedRunView view = {.k = ViewKeys(shape, run, head),
-                        .v = ViewValues(shape, run, head),
-                        .first_block = run.first_block,
-                        .lowrank = shape.lowrank(),
-                        .block_bytes = PackedBlockBytes(shape)};
+  PackedRunView view = {
+      .k = ViewKeys(shape, run, head),
+      .v = shape.has_one_side ? ViewKeys(shape, run, head) : ViewValues(shape, run, head),
+      .first_block = run.first_block,
+      .lowrank = shape.lowrank(),
+      .has_one_side = shape.has_one_side,
+      .block_bytes = PackedBlockBytes(shape)};
   if (head.format.seals_keys_before_rope() && head.rotation.half > 0) {
     view.rotation = head.rotation.From(run.first_block);
   }
@@ -402,6 +406,10 @@ void ExpandPackedBlock(const PackedRunView& run, const std::byte* block, int blo
                        float* out) {
   float* const of_v = out + kBlockSize * run.k.rank;
   DecodeSide<true>(run.k, block, block_idx, out);
+  if (run.has_one_side) {
+    return ForEach<false>({0, kBlockSize}, {0, run.v.rank}, run.v.rank,
+                          [&](int t, int r, int64_t at) { of_v[at] = out[KeyOffset(t, r)]; });
+  }
   DecodeSide<false>(run.v, block, block_idx, of_v);
   AddExactEntries(run, block, block_idx, out);
   AddFactors<true>(run.k, run.lowrank, block, out);

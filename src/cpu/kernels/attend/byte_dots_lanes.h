@@ -213,6 +213,27 @@ KVL_INLINE void ReadSmall(const CodeSegment& segment, const std::byte* block, in
   });
 }
 
+// Columns of V of the quads of K of n_channels channels, whose pairs lie `distance` apart. Quads of
+// V are four tokens that follow each other.
+KVL_INLINE void KeyQuadsToValues(const uint8_t* quads, int n_channels, int distance,
+                                 uint8_t* columns) {
+  const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m128i offset = _mm_set1_epi8(static_cast<char>(kSmallOffset));
+  for (int channel = 0; channel < n_channels; channel += 8, quads += 2 * kKeyQuadBytes) {
+    uint8_t* to = columns + channel / 16 * kColumnBytes + channel % 16 * 4;
+    for (int t = 0; t < kBlockSize; t += 4, to += 64) {
+      const auto quad = [&](int i) KVL_PART {
+        const auto* from = reinterpret_cast<const __m128i*>(quads + i * kKeyQuadBytes + 4 * t);
+        return _mm_sub_epi8(_mm_shuffle_epi8(_mm_loadu_si128(from), order), offset);
+      };
+      const __m128i a = quad(0), b = quad(1);
+      const bool is_next = distance == 1;
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), is_next ? a : _mm_unpacklo_epi64(a, b));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), is_next ? b : _mm_unpackhi_epi64(a, b));
+    }
+  }
+}
+
 // --- Weights. ---
 
 // The nearest whole numbers of 32 floats times `per_unit`, which fit into bytes, with a sign or
@@ -310,7 +331,7 @@ KVL_INLINE void FindValueRanges(const PackedSideView& side, int n_wide,
 }
 
 // Probabilities times the scales of their tokens: bytes times units[r], sorted into the quads of
-// every order that a side has.
+// every order that a side has, or in the order of tokens.
 template <int kRows>
 struct SmallProbs {
   alignas(64) uint8_t of[kValueOrders][kRows][kBlockSize];
@@ -319,7 +340,8 @@ struct SmallProbs {
 
 template <int kRows>
 KVL_INLINE void RoundSmallProbs(const FloatRows& probs, const WeightSizes<kRows>& sizes,
-                                const ValueRange (&ranges)[kValueOrders], SmallProbs<kRows>* to) {
+                                const ValueRange (&ranges)[kValueOrders], bool sorts,
+                                SmallProbs<kRows>* to) {
   constexpr int kDistances[] = {ValueDistance(1), ValueDistance(2), ValueDistance(4)};
   Unroll<kRows>([&](auto r) KVL_PART {
     const float largest = MaxOfLanes(sizes.top[r.value]);
@@ -330,7 +352,7 @@ KVL_INLINE void RoundSmallProbs(const FloatRows& probs, const WeightSizes<kRows>
       Unroll<kValueOrders>([&](auto order) KVL_PART {
         if (ranges[order.value].n_channels == 0) return;
         _mm256_store_si256(reinterpret_cast<__m256i*>(to->of[order.value][r.value] + t),
-                           SortIntoQuads(bytes, kDistances[order.value]));
+                           SortIntoQuads(bytes, sorts ? kDistances[order.value] : 1));
       });
     }
   });

@@ -25,6 +25,12 @@ struct CodeBlock {
   bool is_last;           // of its run
   int first_entry;
 
+  // Those of V, which lie behind those of K where they are made of them.
+  int16_t* value_numbers() const {
+    return numbers + (run->has_one_side ? kBlockSize * kMaxRank : 0);
+  }
+  uint8_t* value_small() const { return small + (run->has_one_side ? kBlockSize * kMaxRank : 0); }
+
   int WideChannels(const PackedSideView& side) const {
     return is_exact ? side.n_coded : WideChannelsOf(side);
   }
@@ -67,6 +73,20 @@ KVL_LANES void FetchExactEntries(const CodeBlock& block) {
   }
 }
 
+// Makes the numbers and bytes of V of those of K, where rows hold keys and values together.
+void TurnIntoValues(const CodeBlock& block) {
+  const PackedSideView& side = block.run->k;
+  const int n_wide = block.WideChannels(side);
+  KeyNumbersToValues(block.numbers, n_wide, block.value_numbers());
+  for (int i = 0; i < side.n_segments; ++i) {
+    const CodeSegment& segment = side.segments[i];
+    if (segment.first < n_wide) continue;
+    const int channel = segment.first - n_wide;
+    KeyQuadsToValues(block.small + channel / 4 * kKeyQuadBytes, segment.n_channels,
+                     KeyDistance(segment.bits), block.value_small() + channel / 16 * kColumnBytes);
+  }
+}
+
 // Makes numbers of the codes of K or V, and fetches what the next block needs meanwhile.
 template <bool kIsKey>
 void ReadNumbers(const CodeBlock& block) {
@@ -74,6 +94,7 @@ void ReadNumbers(const CodeBlock& block) {
   if constexpr (kIsKey) {
     FetchScalesAndFactors(block);
   } else {
+    if (block.run->has_one_side) return TurnIntoValues(block);
     FetchExactEntries(block);
   }
   const auto read = [&](const auto& reader, int64_t codes, int first, int n_channels) KVL_PART {

@@ -110,6 +110,20 @@ KVL_INLINE void ScaleAndRoundWeights(const FloatRows& rows, int n, const float* 
 constexpr int kKeyPairWords = 2 * kBlockSize;
 constexpr int kColumnWords = 16 * kBlockSize;
 
+// Numbers as V has them of those of K, of n_channels channels.
+KVL_LANES void KeyNumbersToValues(const int16_t* k, int n_channels, int16_t* v) {
+  for (int pair = 0; pair < n_channels / 2; ++pair, k += kKeyPairWords) {
+    int16_t* to = v + pair / 8 * kColumnWords + pair % 8 * 4;
+    for (int t = 0; t < kBlockSize; t += 4, to += 64) {
+      const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(k + 2 * t));
+      constexpr int kTurned = _MM_SHUFFLE(3, 1, 2, 0);
+      const __m128i turned = _mm_shufflehi_epi16(_mm_shufflelo_epi16(x, kTurned), kTurned);
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(to), turned);
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(to + 32), _mm_srli_si128(turned, 8));
+    }
+  }
+}
+
 // The sums of every row: kVecs vectors of 32 bits.
 template <int kRows, int kVecs>
 struct DotSums {

@@ -387,7 +387,7 @@ template <int kRows>
 KVL_INLINE void AddChannels(const CodeBlock& block, int begin, int end,
                             const CodeWeights<kRows>& weights, const float* constants,
                             const ValueRows<kRows>& rows) {
-  DotChannels<kRows>(block.numbers, weights.numbers[0], begin, end,
+  DotChannels<kRows>(block.value_numbers(), weights.numbers[0], begin, end,
                      [&](int channel, const auto& sums)
                          KVL_PART { StoreValues(rows, sums, channel, weights.units, constants); });
 }
@@ -428,12 +428,12 @@ void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
     ValueRange ranges[kValueOrders] = {};
     FindValueRanges(side, n_wide, ranges);
     SmallProbs<kRows> weights;
-    RoundSmallProbs(probs, sizes, ranges, &weights);
+    RoundSmallProbs(probs, sizes, ranges, !block.run->has_one_side, &weights);
     for (int order = 0; order < kValueOrders; ++order) {
       const ValueRange& range = ranges[order];
       float units[kRows];
       Unroll<kRows>([&](auto r) KVL_PART { units[r.value] = weights.units[r.value] * range.step; });
-      DotSmallChannels<kRows>(block.small + (range.first - n_wide) / 16 * kColumnBytes,
+      DotSmallChannels<kRows>(block.value_small() + (range.first - n_wide) / 16 * kColumnBytes,
                               weights.of[order][0], 0, range.n_channels,
                               [&](int channel, const auto& sums) KVL_PART {
                                 StoreValues(rows, sums, range.first + channel, units, kNoConstants);

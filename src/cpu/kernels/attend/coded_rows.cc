@@ -80,6 +80,7 @@ bool AppendCodedRows(const AppendParams& p) {
                    p.block + CodedKeyScaleOffset(p.shape, token)) &&
          ok;
     for (int r = 0; r < rank_k; ++r) p.block[CodedKeyOffset(token, r)] = std::byte{codes[r]};
+    if (p.shape.has_one_side) continue;
     ConvertToFloat(p.shape.row_type, static_cast<const std::byte*>(p.v) + i * p.v_stride * element,
                    rank_v, row.data());
     ok = EncodeRow(row.data(), std::span(codes).first(rank_v),

@@ -315,6 +315,17 @@ void ScaleTokens(const PackedSideView& side, const std::byte* block, float* valu
   }
 }
 
+// V of rows that hold keys and values together, from their numbers in the order of K: pairs of
+// channels of neighbouring tokens change places.
+KVL_LANES void CopyToValues(int rank, const float* k, float* v) {
+  for (int pair = 0; pair < rank / 2; ++pair) {
+    for (int t = 0; t < kBlockSize; t += 2) {
+      const __m128 x = _mm_loadu_ps(k + 2 * (pair * kBlockSize + t));
+      _mm_storeu_ps(v + t * rank + 4 * pair, _mm_shuffle_ps(x, x, _MM_SHUFFLE(3, 1, 2, 0)));
+    }
+  }
+}
+
 // Does what ExpandPackedBlock does.
 KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                                  float* values) {
@@ -325,6 +336,7 @@ KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* bloc
   if (run.k.n_segments > 0) {
     ExpandSegments<true>(run.k, block, values);
     ScaleTokens<true>(run.k, block, values);
+    if (run.has_one_side) return CopyToValues(run.k.rank, values, of_v);
     AddFactors<SideKind::kKeyByToken>(run.k, run.lowrank, block, values);
     ExpandSegments<false>(run.v, block, of_v);
     ScaleTokens<false>(run.v, block, of_v);

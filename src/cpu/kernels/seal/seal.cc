@@ -81,12 +81,13 @@ struct SplitCodes {
   static bool IsValid(const PackedFormat& format) { return format.sparse_share == 0; }
   static bool IsValidHead(const PackedShape& shape) {
     const auto* const bits = std::get_if<EntryBits>(&shape.storage);
-    return bits != nullptr && IsValidSplit(bits->k, shape.rank_k) &&
-           IsValidSplit(bits->v, shape.rank_v);
+    if (bits == nullptr || !IsValidSplit(bits->k, shape.rank_k)) return false;
+    if (!shape.has_one_side) return IsValidSplit(bits->v, shape.rank_v);
+    return bits->v == BitSplit() && shape.rank_v == shape.rank_k && shape.lowrank() == 0;
   }
   static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) { return SealSplitKeys(run, ws); }
   static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) {
-    return SealSplitValues(run, ws);
+    return run.shape.has_one_side || SealSplitValues(run, ws);
   }
 };
 // Nothing to seal, or not by this sealer.

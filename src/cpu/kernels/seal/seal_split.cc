@@ -117,7 +117,10 @@ void ScaleTokenResidual(int rank, const std::byte* scales, float* residual) {
 
 // Of the keys of an open block of coded rows; those of its values follow.
 const std::byte* CodedScales(const HeadRun& run, int block_idx) {
-  return run.keys(block_idx) + int64_t{kBlockSize} * (run.shape.rank_k + run.shape.rank_v);
+  const BlockShape rows = {.rank_k = run.shape.rank_k,
+                           .rank_v = run.shape.rank_v,
+                           .has_one_side = run.shape.has_one_side};
+  return run.keys(block_idx) + CodedKeyScaleOffset(rows, 0);
 }
 
 // What squares of errors of the tokens' numbers cost in the order of lines, [lines][kLineWords]: a

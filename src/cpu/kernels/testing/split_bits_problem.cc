@@ -137,14 +137,22 @@ SplitProblem::SplitProblem(const SplitHead& h, DType type, uint64_t seed)
       shape{SumOfChannels(h.k_channels), SumOfChannels(h.v_channels), type},
       bits{.middle = {SplitOf(h.k_channels), SplitOf(h.v_channels)}},
       random_(seed) {
+  if (h.has_one_side) {
+    shape.rank_v = shape.rank_k;
+    shape.has_one_side = true;
+    bits.middle.v = {};
+    head.v_channels = h.k_channels;
+  }
   format.codec =
       SplitBitsCodec{.unit = h.has_token_scales ? StoredUnit::kToken : StoredUnit::kChannel,
-                     .codes_open_rows = h.has_coded_rows};
+                     .codes_open_rows = h.has_coded_rows,
+                     .has_one_side = h.has_one_side};
   format.prompt_rank = h.lowrank;
   const int n = h.n_blocks * kBlockSize + h.n_plain;
   given_k_ = Rows(n, shape.rank_k), given_v_ = Rows(n, shape.rank_v);
   k = head.has_coded_rows ? Coded(given_k_, shape.rank_k) : given_k_;
   v = head.has_coded_rows ? Coded(given_v_, shape.rank_v) : given_v_;
+  if (h.has_one_side) v = k;
   packed_shape =
       MakePackedShape(format, shape, bits, {.layer_rank_v = shape.rank_v, .n_blocks = h.n_blocks});
   const int n_blocks = (n + kBlockSize - 1) / kBlockSize;
@@ -193,6 +201,7 @@ double SplitProblem::Sought(bool is_key, int token, int channel) const {
 
 template <typename F>
 double SplitProblem::Read(bool is_key, int token, int channel, const F& value_of) const {
+  is_key |= head.has_one_side;
   const std::vector<int>& channels = is_key ? head.k_channels : head.v_channels;
   const std::byte* segment = packed_[token / kBlockSize].data();
   if (!is_key) {
@@ -212,7 +221,10 @@ double SplitProblem::Read(bool is_key, int token, int channel, const F& value_of
 double SplitProblem::TokenScaleOf(bool is_key, int token) const {
   if (!head.has_token_scales) return 1;
   int n_bits = 0;  // of a token's codes, K and V
-  for (int i = 0; i < 6; ++i) n_bits += kBits[i] * (head.k_channels[i] + head.v_channels[i]);
+  is_key |= head.has_one_side;
+  for (int i = 0; i < 6; ++i) {
+    n_bits += kBits[i] * (head.k_channels[i] + (head.has_one_side ? 0 : head.v_channels[i]));
+  }
   const std::byte* const scales = packed_[token / kBlockSize].data() + 8 * n_bits;
   return ScaleAt(scales + (is_key ? 0 : 64) + token % 64);
 }

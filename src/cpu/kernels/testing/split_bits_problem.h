@@ -22,6 +22,7 @@ struct SplitHead {
   int lowrank = 0;
   bool has_coded_rows = false;
   bool has_token_scales = false;
+  bool has_one_side = false;  // rows of K are those of V (BlockShape), whose channels do not count
 };
 
 int SumOfChannels(const std::vector<int>& channels);

@@ -376,7 +376,7 @@ template <typename Tiles>
 void AttendWithTiles(const AttendParams& p, std::byte* scratch) {
   const int min_rows = p.packed != nullptr ? kMinTileRowsOfCodes : kMinTileRows;
   const bool has_other_keys =
-      p.mean.n_pairs > 0 ||
+      p.mean.n_pairs > 0 || p.shape.has_one_side ||
       (p.packed != nullptr && (p.packed->codebooks != nullptr || p.packed->rotation.half > 0));
   if (has_other_keys || p.n_rows < min_rows || p.shape.rank_k < kStepDims) {
     return kAttendAvx512Bf16.attend(p, scratch);

@@ -393,7 +393,7 @@ void AttendPanel(const Panel& panel) {
 constexpr int kMinIntegerRows = 4;
 
 bool ReadsIntegers(const AttendParams& p) {
-  if (p.mean.n_pairs > 0) return true;
+  if (p.mean.n_pairs > 0 || p.shape.has_one_side) return true;
   if (p.packed == nullptr || p.packed->rotation.half > 0 || p.is_exact) return false;
   return HasSplitBits(*p.packed) && (p.n_rows >= kMinIntegerRows || p.is_deterministic);
 }
