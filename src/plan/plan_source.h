@@ -21,9 +21,9 @@ struct StatisticsNeed {
   bool of_text = false;       // they should come from a text: random tokens suit the method badly
   bool across_heads = false;  // they must hold moments across the KV heads of a layer
   bool gradients = false;     // they must hold what errors of rows cost
-  bool key_values = false;    // they must hold moments of keys with their values
   // These count all queries (JointMoments::fisher): rows are cut as soon as they are stored.
   bool all_queries = false;
+  bool key_values = false;  // they must hold moments of keys with their values
   // Rows after RoPE are read, whose moments hold for the positions that they were taken at. Without
   // it, statistics that were made for any context of the model will do.
   bool after_rope = false;
