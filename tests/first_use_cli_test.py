@@ -217,13 +217,13 @@ class OneLayer(cli_support.CommandLineCase):
 
     def test_what_is_cheap_takes_no_gradients(self):
         inspect = ["inspect", "-m", self.model, "--kv"]
-        self.assertEqual(len(self.calibrations_of(*inspect, "kvquant(bits=4)")), 1)
+        self.assertEqual(len(self.calibrations_of(*inspect, "zack(rate=0.5)")), 1)
         cheap, = self.kept("basis-*")
         said, = self.calibrations_of(*inspect, "lathe(ratio=4)")
         self.assertIn("once (what is kept has no gradients); ", said)
         whole, = self.kept("basis-*")  # in place of the other
         self.assertNotEqual(whole, cheap)
-        self.assertEqual(self.calibrations_of(*inspect, "kvquant(bits=4)"), [])
+        self.assertEqual(self.calibrations_of(*inspect, "zack(rate=0.5)"), [])
 
     def test_rows_before_rope_serve_every_context(self):
         config = self.model / "config.json"

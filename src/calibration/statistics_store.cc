@@ -25,8 +25,8 @@ StatusOr<CalibrationStatistics> ReadMatching(const std::string& path,
                                            request.rope, request.merging));
   if (statistics.maps_of.has_value() && statistics.maps_of != request.maps_of) {
     return Error(StatusCode::kInvalidArgument,
-                 "{}: maps for lathe(keys={}) alone, without accuracy; leave --basis out, or write "
-                 "statistics with kvlathe calibrate",
+                 "{}: maps for lathe(keys={}) alone, with bits and without accuracy; leave --basis "
+                 "out, or write statistics with kvlathe calibrate",
                  path, NameOf(*statistics.maps_of));
   }
   if (request.contents.across_heads && statistics.k_pre_across_heads.empty()) {
