@@ -27,6 +27,7 @@ enum class CaseBasis {
   kSplitFrames,
   kSplitClassLatents,
   kSplitPressed,
+  kSplitPressedCentred,
   kSplitPressedLatents,
   kSplitPressedFrames,
   kSharedLatents,
