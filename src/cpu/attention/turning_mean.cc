@@ -14,15 +14,16 @@ namespace {
 // before it is read, so there are as many as keep the weights of all rows in L2. Where the bits of
 // a row must not depend on the rows beside it, neither may the calls, which begin at multiples of
 // these blocks.
-constexpr int kFewestTogether = 8, kRowsTogether = 1024;
+constexpr int kFewestTogether = 8, kRowBlocksTogether = 1024;
 
 int BlocksTogether(int n_rows, bool is_deterministic) {
-  return is_deterministic ? kFewestTogether : std::max(kFewestTogether, kRowsTogether / n_rows);
+  return is_deterministic ? kFewestTogether
+                          : std::max(kFewestTogether, kRowBlocksTogether / n_rows);
 }
 
 int64_t OwnFloats(int head_dim, int n_rows) {
   return RoundUp(head_dim, 16) + std::max(MeanQueries::MemoryFloats(n_rows, kFewestTogether),
-                                          int64_t{n_rows + kRowsTogether} * kMeanWeights);
+                                          int64_t{n_rows + kRowBlocksTogether} * kMeanWeights);
 }
 
 }  // namespace
