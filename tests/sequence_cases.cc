@@ -53,6 +53,8 @@ ModelBasis DrawBasis(CaseBasis kind) {
     case CaseBasis::kSplitClassLatents:
       return DrawRandomSplitBasis(2, 2, 32, 4, 9, LatentKeys{}, /*has_classes=*/true);
     case CaseBasis::kSplitPressed:
+      return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9).value(), 9);
+    case CaseBasis::kSplitPressedCentred:
       return DrawRandomBasis(2, 2, 32, DrawPressedSplits(4, 32, 4, 8, 9).value(), 9,
                              MappedKeys{1, false, MostTurningPairs(32)});
     case CaseBasis::kSplitPressedLatents:
@@ -111,10 +113,12 @@ const SequenceCase kCases[] = {
     {"KvquantLowrank", "fdc(rate=0.3)+kvquant(outliers=0.1)+lowrank", CaseBasis::kPlain},
     {"WindowGear", "window(size=90)+gear(bits=4,run=64)"},
     {"WindowInt8", "window(size=30)+int8(run=64)"},
-    {"Lathe", "lathe(ratio=4,scales=static,open=8,run=64)", CaseBasis::kSplitCentred},
-    {"LatheOpen16", "lathe(ratio=4,scales=static,run=64,open=16,sink=0)", CaseBasis::kSplitCentred},
-    {"LatheKeysAfter", "lathe(ratio=4,scales=static,open=8,keys=after,run=64)", CaseBasis::kSplit},
-    {"LatheLowrank", "lathe(ratio=4,scales=static,open=8,run=128)+lowrank",
+    {"Lathe", "lathe(ratio=4,scales=static,open=8,run=64)", CaseBasis::kSplit},
+    {"LatheKeysCentred", "lathe(ratio=4,scales=static,open=8,keys=centred,run=64)",
+     CaseBasis::kSplitCentred},
+    {"LatheOpen16", "lathe(ratio=4,scales=static,run=64,open=16,sink=0)", CaseBasis::kSplit},
+    {"LatheLowrank", "lathe(ratio=4,scales=static,open=8,run=128)+lowrank", CaseBasis::kSplit},
+    {"LatheLowrankKeysCentred", "lathe(ratio=4,scales=static,keys=centred,run=128)+lowrank",
      CaseBasis::kSplitCentred},
     {"LatheClasses", "lathe(ratio=4,scales=static,open=8,classes=3,run=64)",
      CaseBasis::kSplitClasses},
@@ -132,6 +136,8 @@ const SequenceCase kCases[] = {
     {"LathePressureKeysBefore",
      "lathe(ratio=4,scales=static,under_pressure=8,keys=before,run=64,sink=0)",
      CaseBasis::kSplitPressedLatents},
+    {"LathePressureKeysCentred", "lathe(ratio=4,open=8,under_pressure=8,keys=centred,run=64)",
+     CaseBasis::kSplitPressedCentred},
     {"LathePressureKeysBlock", "lathe(ratio=4,open=8,under_pressure=8,keys=block,run=64)",
      CaseBasis::kSplitPressedFrames},
     {"SvdOnline", "svd-online"},

@@ -28,6 +28,7 @@ enum class CaseBasis {
   kSplitJoined,
   kSplitClassLatents,
   kSplitPressed,
+  kSplitPressedCentred,
   kSplitPressedLatents,
   kSplitPressedFrames,
   kSplitPressedJoined,

@@ -210,6 +210,8 @@ INSTANTIATE_TEST_SUITE_P(
         CacheCase{"Bf16Lathe", DType::kBf16, true, "lathe(ratio=4,open=8,run=64)"},
         CacheCase{"LatheMapsJoint", DType::kBf16, true,
                   "lathe(ratio=4,keys=block,maps=joint,run=64)"},
+        CacheCase{"Bf16LatheCentred", DType::kBf16, true,
+                  "lathe(ratio=4,open=8,keys=centred,run=64)"},
         CacheCase{"F32Lathe", DType::kF32, true, "lathe(ratio=4,open=8,run=128)"},
         CacheCase{"Bf16Window", DType::kBf16, false, nullptr, 90, true},
         CacheCase{"Bf16H2o", DType::kBf16, false, "h2o(keep=0.5)", 0, true},

@@ -24,6 +24,9 @@ struct MeanAngles {
   // [n_pairs]: from the first token of a block to its middle, without the amplitude.
   const float* middle_cos = nullptr;
   const float* middle_sin = nullptr;
+  // [n_pairs]: from a block to the next one, likewise.
+  const float* step_cos = nullptr;
+  const float* step_sin = nullptr;
   int n_pairs = 0;
 
   MeanAngles() = default;
@@ -32,6 +35,8 @@ struct MeanAngles {
         sin(cos + int64_t{n} * kHalfBlock),
         middle_cos(sin + int64_t{n} * kHalfBlock),
         middle_sin(middle_cos + n),
+        step_cos(middle_sin + n),
+        step_sin(step_cos + n),
         n_pairs(n) {}
 };
 

@@ -129,9 +129,9 @@ TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
   EXPECT_EQ(needs_of("lathe(accuracy=0.9,keys=after)"), Needs({of_lathe}));
   of_lathe.maps_of = KeyRows::kAfterRope;
   EXPECT_EQ(needs_of("lathe(ratio=4,keys=after)"), Needs({of_lathe}));
-  EXPECT_EQ(needs_of("lathe(ratio=4)+h2o"), Needs({of_lathe}));
+  EXPECT_EQ(needs_of("lathe(ratio=4,keys=auto)+h2o"), Needs({of_lathe}));
   of_lathe.maps_of = KeyRows::kCentred;
-  EXPECT_EQ(needs_of("lathe(ratio=4)"), Needs({of_lathe}));
+  EXPECT_EQ(needs_of("lathe(ratio=4,keys=auto)"), Needs({of_lathe}));
   of_lathe.after_rope = false;
   of_lathe.maps_of = KeyRows::kBlock;
   EXPECT_EQ(needs_of("lathe(ratio=4,keys=block)"), Needs({of_lathe}));
@@ -175,7 +175,7 @@ TEST(CachePlanner, RunsUnderPressureHaveTheBitsOfTheHigherRatio) {
     return plan->layout();
   };
   for (const char* keys :
-       {"", ",keys=after", ",keys=before", ",keys=block", ",scales=static", ",heads=own"}) {
+       {"", ",keys=centred", ",keys=before", ",keys=block", ",scales=static", ",heads=own"}) {
     SCOPED_TRACE(keys);
     const CacheLayout pressed =
         layout_of(fmt::format("lathe(ratio=4,under_pressure=8{})", keys).c_str());

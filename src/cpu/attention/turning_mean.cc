@@ -10,13 +10,20 @@
 namespace kvlathe {
 namespace {
 
-// Blocks that attention takes in one call: enough that joining its results costs little, and few
-// enough that the weights of all rows stay in L2. Calls begin at multiples of them, so that the
-// bits of a row do not depend on the rows beside it.
-constexpr int kBlocksTogether = 8, kEntriesTogether = kBlocksTogether * kBlockSize;
+// Blocks that attention takes in one call. Only within a call a block is fetched while the one
+// before it is read, so there are as many as keep the weights of all rows in L2. Where the bits of
+// a row must not depend on the rows beside it, neither may the calls, which begin at multiples of
+// these blocks.
+constexpr int kFewestTogether = 8, kRowBlocksTogether = 1024;
+
+int BlocksTogether(int n_rows, bool is_deterministic) {
+  return is_deterministic ? kFewestTogether
+                          : std::max(kFewestTogether, kRowBlocksTogether / n_rows);
+}
 
 int64_t OwnFloats(int head_dim, int n_rows) {
-  return RoundUp(head_dim, 16) + MeanQueries::MemoryFloats(n_rows, kBlocksTogether);
+  return RoundUp(head_dim, 16) + std::max(MeanQueries::MemoryFloats(n_rows, kFewestTogether),
+                                          int64_t{n_rows + kRowBlocksTogether} * kMeanWeights);
 }
 
 }  // namespace
@@ -42,14 +49,18 @@ TurningMean MeanQueries::Of(int position, int n_blocks) const {
   const MeanAngles& mean = frames_.mean_angles;
   if (!HasMean()) return {};
   float* const weights = memory_ + int64_t{n_rows_} * kMeanWeights;
+  const int64_t angles = int64_t{position} * frames_.half;
+  const float *cos = frames_.cos + angles, *sin = frames_.sin + angles, *from = memory_;
   for (int block = 0; block < n_blocks; ++block) {
-    const int64_t angles = int64_t{position + block * kBlockSize} * frames_.half;
     float* const of_block = weights + int64_t{block} * n_rows_ * kMeanWeights;
     for (int64_t row = 0; row < n_rows_; ++row) {
-      elementwise_.rope(memory_ + row * kMeanWeights, frames_.cos + angles, frames_.sin + angles,
-                        2 * mean.n_pairs, 2 * mean.n_pairs, DType::kF32,
-                        of_block + row * kMeanWeights);
+      elementwise_.rope(from + row * kMeanWeights, cos, sin, 2 * mean.n_pairs, 2 * mean.n_pairs,
+                        DType::kF32, of_block + row * kMeanWeights);
     }
+    // The table's rows lie a page apart from block to block.
+    from = of_block;
+    cos = mean.step_cos;
+    sin = mean.step_sin;
   }
   return {weights, mean.cos, mean.sin, mean.n_pairs};
 }
@@ -78,8 +89,9 @@ void AttendLessMean(const FrameKernels& kernels, const FramesOfHead& frames, con
     ConvertToFloat(p.shape.row_type, frames.q + from * element, d, row_of_q);
     queries.SetRow(row, joined_idx, row_of_q);
   }
+  const int step = BlocksTogether(p.n_rows, p.is_deterministic) * kBlockSize;
   for (int entry = begin, next; entry < end; entry = next) {
-    next = (entry / kEntriesTogether + 1) * kEntriesTogether;
+    next = (entry / step + 1) * step;
     AttendParams part = p;
     part.kv_begin = entry;
     part.kv_end = std::min(p.kv_end, next);

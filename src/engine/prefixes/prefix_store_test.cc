@@ -312,7 +312,7 @@ TEST_P(StoringEngineTest, WithoutBytesNothingIsKept) {
 
 INSTANTIATE_TEST_SUITE_P(
     Caches, StoringEngineTest,
-    ::testing::Values("none", "kivi(bits=4)", "lathe(ratio=4,scales=static,open=8)"),
+    ::testing::Values("none", "kivi(bits=4)", "lathe(ratio=4,scales=static,open=8,keys=centred)"),
     [](const auto& test) {
       return std::string(test.param).substr(0, std::string(test.param).find('('));
     });

@@ -103,21 +103,21 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
     EXPECT_TRUE(HasFrames(Spec::Parse(text)->keys()));
   }
-  // Keys lose their mean unless told otherwise, where bits are mixed and entries keep their places.
+  // auto: keys lose their mean where bits are mixed and entries keep their places.
   for (const auto& [text, rows] :
-       {std::pair("lathe(ratio=8)", KeyRows::kCentred),
-        std::pair("lathe(ratio=8,heads=own)+lowrank", KeyRows::kCentred),
+       {std::pair("lathe(ratio=8,keys=auto)", KeyRows::kCentred),
+        std::pair("lathe(ratio=8,heads=own,keys=auto)+lowrank", KeyRows::kCentred),
         std::pair("lathe(rate=0.5,keys=centred)+kivi", KeyRows::kCentred),
-        std::pair("lathe(ratio=8,keys=after)", KeyRows::kAfterRope),
-        std::pair("lathe(rate=0.5)", KeyRows::kAfterRope),
-        std::pair("lathe(ratio=8,bits=16)", KeyRows::kAfterRope),
-        std::pair("lathe(ratio=8)+kivi", KeyRows::kAfterRope),
-        std::pair("lathe(ratio=8)+h2o", KeyRows::kAfterRope),
-        std::pair("lathe(ratio=8,classes=3)", KeyRows::kAfterRope)}) {
+        std::pair("lathe(ratio=8)", KeyRows::kAfterRope),
+        std::pair("lathe(rate=0.5,keys=auto)", KeyRows::kAfterRope),
+        std::pair("lathe(ratio=8,bits=16,keys=auto)", KeyRows::kAfterRope),
+        std::pair("lathe(ratio=8,keys=auto)+kivi", KeyRows::kAfterRope),
+        std::pair("lathe(ratio=8,keys=auto)+h2o", KeyRows::kAfterRope),
+        std::pair("lathe(ratio=8,classes=3,keys=auto)", KeyRows::kAfterRope)}) {
     EXPECT_EQ(Spec::Parse(text)->key_rows(), rows) << text;
   }
   for (const char* text :
-       {"lathe(ratio=8,keys=block,maps=joint)", "lathe(ratio=4,maps=joint)",
+       {"lathe(ratio=8,keys=block,maps=joint)", "lathe(ratio=4,keys=block,maps=joint)",
         "lathe(ratio=4,keys=block,maps=joint,under_pressure=8)"}) {
     const Spec spec = *Spec::Parse(text);
     EXPECT_TRUE(CheckSupported(spec).ok()) << text;

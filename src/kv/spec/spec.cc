@@ -143,7 +143,6 @@ KeyRows Spec::key_rows() const {
   const auto* lathe = basis_as<LatheOptions>();
   if (lathe == nullptr) return KeyRows::kAfterRope;
   if (lathe->keys.has_value()) return *lathe->keys;
-  if (lathe->joins_values) return KeyRows::kBlock;
   const bool keeps_places = retention() == nullptr && !lathe->has_classes;
   return FactsOf(sealing()).splits_bits && keeps_places ? KeyRows::kCentred : KeyRows::kAfterRope;
 }

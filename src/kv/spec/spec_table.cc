@@ -55,8 +55,8 @@ constexpr KeyInfo kLatheKeyRows = {
         "likewise, turned inside frames of 256 positions (block); or latents of those before RoPE, "
         "made into keys at every read. auto: centred where bits are mixed and entries keep their "
         "places, after elsewhere",
-    .default_text = "auto",
-    .choices = "auto|after|centred|block|before"};
+    .default_text = "after",
+    .choices = "after|auto|centred|block|before"};
 constexpr KeyInfo kLatheMaps = {.name = "maps",
                                 .doc =
                                     "with mixed bits and keys=block: joint: one map for keys and "

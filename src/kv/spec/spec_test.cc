@@ -34,7 +34,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"eigen", "eigen(rate=0.5,ranks=adaptive,round=16,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,sink=4)"},
       {"lathe",
-       "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=auto,heads=auto,bits=auto,"
+       "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,heads=auto,bits=auto,"
        "scales=auto,open=auto,classes=1,run=512,"
        "buffer=64,newest=auto,"
        "sink=4)"},

@@ -271,49 +271,66 @@ void ScoreRows(const Panel& panel, const BlockView<Row>& block, bool is_first, i
   });
 }
 
-// Adds the even or the odd part of what the turning mean of keys adds to the scores of the rows of
-// a tile, against kCols vectors of tokens on either side of the middle of a block.
-template <bool kIsOdd, int kRows, int kCols>
-KVL_INLINE void AddMeanTile(const float* angles, int n_pairs, const float* weights, int col,
-                            float* scores) {
-  Vec sums[kRows][kCols];
-  Clear(sums);
-  angles += col * kLanes;
-  for (int pair = 0; pair < n_pairs; ++pair) {
-    Vec x[kCols];
-    Unroll<kCols>([&](auto c) KVL_PART { x[c.value] = Load(angles + c.value * kLanes); });
+// Adds what the turning mean of keys adds to the scores of the rows of a tile, against kCols
+// vectors of tokens on either side of the middle of a block: an even part, of cosines, and an odd
+// one.
+template <int kRows, int kCols>
+KVL_INLINE void AddMeanTile(const TurningMean& mean, const float* weights, int col, float* scores) {
+  Vec even[kRows][kCols], odd[kRows][kCols];
+  Clear(even);
+  Clear(odd);
+  const float *cos = mean.cos + col * kLanes, *sin = mean.sin + col * kLanes;
+  for (int pair = 0; pair < mean.n_pairs; ++pair) {
+    Vec x[kCols], y[kCols];
+    Unroll<kCols>([&](auto c) KVL_PART {
+      x[c.value] = Load(cos + c.value * kLanes);
+      y[c.value] = Load(sin + c.value * kLanes);
+    });
     Unroll<kRows>([&](auto r) KVL_PART {
-      const Vec w = Broadcast(weights + r.value * kMeanWeights + pair);
+      const float* const of_row = weights + r.value * kMeanWeights + pair;
+      const Vec of_sin = Broadcast(of_row), of_cos = Broadcast(of_row + mean.n_pairs);
       Unroll<kCols>([&](auto c) KVL_PART {
-        sums[r.value][c.value] = AddProduct(sums[r.value][c.value], w, x[c.value]);
+        even[r.value][c.value] = AddProduct(even[r.value][c.value], of_cos, x[c.value]);
+        odd[r.value][c.value] = AddProduct(odd[r.value][c.value], of_sin, y[c.value]);
       });
     });
-    angles += kHalfBlock;
+    cos += kHalfBlock;
+    sin += kHalfBlock;
   }
   Unroll<kRows>([&](auto r) KVL_PART {
     Unroll<kCols>([&](auto c) KVL_PART {
       const int distance = (col + c.value) * kLanes;
       float* const behind = scores + r.value * kBlockSize + kHalfBlock + distance;
       float* const before = scores + r.value * kBlockSize + kHalfBlock - distance - kLanes;
-      const Vec sum = sums[r.value][c.value], turned = Reversed(sum);
-      Store(behind, Load(behind) + sum);
-      Store(before, kIsOdd ? Load(before) - turned : Load(before) + turned);
+      const Vec of_both = even[r.value][c.value], of_sides = odd[r.value][c.value];
+      Store(behind, Load(behind) + (of_both + of_sides));
+      Store(before, Load(before) + Reversed(of_both - of_sides));
     });
   });
 }
 
 template <int kRows>
-void AddMean(const Panel& panel, int block, int row, float* scores) {
+KVL_INLINE void AddMeanRows(const TurningMean& mean, const float* weights, float* scores) {
   constexpr int kMostCols = kHalfBlock / kLanes;
-  constexpr int kCols = kRows > 2 ? 2 : kMostCols;
+  constexpr int kCols = kVecRegisters > 16 ? kMostCols : kMostCols / kRows;
+  for (int col = 0; col < kMostCols; col += kCols) {
+    AddMeanTile<kRows, kCols>(mean, weights, col, scores);
+  }
+}
+
+template <int kRows>
+void AddMean(const Panel& panel, int block, int row, float* scores) {
+  constexpr int kStep = kVecRegisters > 16 ? kRows : 2, kTail = kRows % kStep;
   const AttendParams& p = *panel.p;
-  const TurningMean& mean = p.mean;
   const int64_t idx = block - p.kv_begin / kBlockSize;
   const float* const weights =
-      mean.weights + (idx * p.n_rows + panel.first_row + row) * kMeanWeights;
-  for (int col = 0; col < kMostCols; col += kCols) {
-    AddMeanTile<true, kRows, kCols>(mean.sin, mean.n_pairs, weights, col, scores);
-    AddMeanTile<false, kRows, kCols>(mean.cos, mean.n_pairs, weights + mean.n_pairs, col, scores);
+      p.mean.weights + (idx * p.n_rows + panel.first_row + row) * kMeanWeights;
+  for (int first = 0; first + kStep <= kRows; first += kStep) {
+    AddMeanRows<kStep>(p.mean, weights + first * kMeanWeights, scores + first * kBlockSize);
+  }
+  if constexpr (kTail > 0) {
+    constexpr int kFirst = kRows - kTail;
+    AddMeanRows<kTail>(p.mean, weights + kFirst * kMeanWeights, scores + kFirst * kBlockSize);
   }
 }
 
