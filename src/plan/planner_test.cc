@@ -132,6 +132,8 @@ TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
   of_lathe.after_rope = false;
   of_lathe.maps_of = KeyRows::kBlock;
   EXPECT_EQ(needs_of("lathe(ratio=4,keys=block)"), Needs({of_lathe}));
+  EXPECT_EQ(needs_of("lathe(ratio=4,keys=block,maps=joint)"),
+            Needs({{.of_text = true, .gradients = true, .key_values = true}}));
   of_lathe.maps_of = KeyRows::kBeforeRope;
   EXPECT_EQ(needs_of("lathe(ratio=4,keys=before)"), Needs({of_lathe}));
   EXPECT_EQ(needs_of("palu(rate=0.5,group=2)"), Needs({{.of_text = true, .across_heads = true}}));
