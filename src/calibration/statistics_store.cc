@@ -38,7 +38,7 @@ StatusOr<CalibrationStatistics> ReadMatching(const std::string& path,
   if (request.contents.key_values && statistics.key_values.covariance.empty()) {
     return Error(StatusCode::kInvalidArgument,
                  "{}: no moments of keys with their values, which lathe(maps=joint) needs; write a "
-                 "new one with kvlathe calibrate --key-values, or take maps=apart",
+                 "new one with kvlathe calibrate --key-values, or leave maps out",
                  path);
   }
   return statistics;

@@ -29,7 +29,7 @@ Status CheckIsPredicted(const Spec& spec) {
   }
   if (spec.basis_as<LatheOptions>()->joins_values) {
     return Error(StatusCode::kUnimplemented,
-                 "a KL is predicted of maps=apart alone; give maps=joint a ratio");
+                 "a KL is not predicted of maps=joint; give it a ratio");
   }
   bool splits_bits = FactsOf(spec.sealing()).splits_bits;
   if (spec.accuracy().has_value()) {

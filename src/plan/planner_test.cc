@@ -135,6 +135,8 @@ TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
   of_lathe.after_rope = false;
   of_lathe.maps_of = KeyRows::kBlock;
   EXPECT_EQ(needs_of("lathe(ratio=4,keys=block)"), Needs({of_lathe}));
+  EXPECT_EQ(needs_of("lathe(ratio=4,keys=block,maps=joint)"),
+            Needs({{.of_text = true, .gradients = true, .key_values = true}}));
   of_lathe.maps_of = KeyRows::kBeforeRope;
   EXPECT_EQ(needs_of("lathe(ratio=4,keys=before)"), Needs({of_lathe}));
   // With ranks alone rows are cut when they are stored, which near queries see.

@@ -248,6 +248,70 @@ TEST_F(LatheTest, StoredChannelsHaveUnitVarianceAndComeBackWhole) {
   }
 }
 
+TEST_F(LatheTest, KeysAndValuesComeBackFromOneMap) {
+  const BasisOptions options = {.joins_values = true, .joint_channels = kWidth};
+  EXPECT_EQ(AnalyseLathe({&statistics_, {}, {}, options}).status().code(),
+            StatusCode::kFailedPrecondition);
+  constexpr int kBoth = 2 * kWidth;
+  JointMoments& moments = statistics_.key_values;
+  std::vector<Rows> both(kLayers);
+  for (int l = 0; l < kLayers; ++l) {
+    Row mean(kBoth);
+    Rows gradients;
+    for (int t = 0; t < kTokens; ++t) {
+      both[l].push_back(k_[l].rows[t]);
+      both[l][t].insert(both[l][t].end(), v_[l].rows[t].begin(), v_[l].rows[t].end());
+      gradients.push_back(k_[l].gradients[t]);
+      for (const double g : v_[l].gradients[t]) gradients[t].push_back(50 * g);
+      for (int i = 0; i < kBoth; ++i) mean[i] += both[l][t][i] / kTokens;
+    }
+    for (int i = 0; i < kBoth; ++i) {
+      moments.mean.push_back(static_cast<float>(mean[i]));
+      for (int j = 0; j < kBoth; ++j) {
+        double covariance = 0, fisher = 0;
+        for (int t = 0; t < kTokens; ++t) {
+          covariance += (both[l][t][i] - mean[i]) * (both[l][t][j] - mean[j]) / kTokens;
+          fisher += gradients[t][i] * gradients[t][j] / kTokens / 2;
+        }
+        moments.covariance.push_back(static_cast<float>(covariance));
+        moments.fisher.push_back(static_cast<float>(fisher));
+      }
+    }
+  }
+  moments.weighed_mean = moments.mean;
+  moments.weighed_covariance = moments.covariance;
+  const BasisAnalysis analysis = Analyse(options);
+  BitSplit split;
+  split.channels[0] = kBoth;
+  const ModelBasis basis =
+      CutBasis(analysis, std::vector<HeadRanks>(kLayers, {kBoth, kBoth, {.middle = {.k = split}}}));
+  ASSERT_TRUE(JoinsValues(basis.keys));
+  for (int l = 0; l < kLayers; ++l) {
+    const HeadBasis& head = basis.heads[l];
+    EXPECT_EQ(std::ssize(analysis.spectra[l].qk), kBoth);
+    EXPECT_TRUE(analysis.spectra[l].v.empty());
+    const std::vector<float> key_back = Transposed(head.query_basis, kBoth);
+    Row variance(kBoth);
+    for (const Row& row : both[l]) {
+      Row k = PartOf(row, 0, kWidth), v = PartOf(row, 1, kWidth);
+      for (int i = 0; i < kWidth; ++i) k[i] -= head.key_offset[i], v[i] -= head.value_offset[i];
+      Row stored = Times(k, head.key_basis, kBoth);
+      const Row of_v = Times(v, head.value_basis, kBoth);
+      for (int i = 0; i < kBoth; ++i) {
+        stored[i] += of_v[i];
+        variance[i] += stored[i] * stored[i] / kTokens;
+      }
+      const Row k_again = Times(stored, key_back, kWidth);
+      const Row v_again = Times(stored, head.output_basis, kWidth);
+      for (int i = 0; i < kWidth; ++i) {
+        ASSERT_NEAR(k_again[i], k[i], 2e-3);
+        ASSERT_NEAR(v_again[i], v[i], 2e-3);
+      }
+    }
+    for (const double x : variance) EXPECT_NEAR(x, 1, 0.02);
+  }
+}
+
 // An error of a stored channel's own variance costs what gradients have in that channel. Channels
 // that share their bits cost about the same, and together no more than unmixed.
 TEST_F(LatheTest, NoiseIsWhatAnErrorOfAStoredChannelCosts) {

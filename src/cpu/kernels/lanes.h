@@ -104,6 +104,20 @@ KVL_LANES IntVec MixLowerBytes(IntVec a, IntVec b) { return _mm512_unpacklo_epi8
 KVL_LANES IntVec MixUpperBytes(IntVec a, IntVec b) { return _mm512_unpackhi_epi8(a, b); }
 KVL_LANES IntVec MixLowerWords(IntVec a, IntVec b) { return _mm512_unpacklo_epi16(a, b); }
 KVL_LANES IntVec MixUpperWords(IntVec a, IntVec b) { return _mm512_unpackhi_epi16(a, b); }
+KVL_LANES IntVec MixLowerPairs(IntVec a, IntVec b) { return _mm512_unpacklo_epi64(a, b); }
+KVL_LANES IntVec MixUpperPairs(IntVec a, IntVec b) { return _mm512_unpackhi_epi64(a, b); }
+// Stores the first 128 bits of all four vectors, then the second ones of all, and so on.
+KVL_LANES void StoreTurnedQuarters(const IntVec (&x)[4], void* to) {
+  const IntVec a = _mm512_shuffle_i64x2(x[0], x[1], 0x44),
+               b = _mm512_shuffle_i64x2(x[2], x[3], 0x44);
+  const IntVec c = _mm512_shuffle_i64x2(x[0], x[1], 0xee),
+               d = _mm512_shuffle_i64x2(x[2], x[3], 0xee);
+  auto* const lines = static_cast<IntVec*>(to);
+  StoreWords(lines, _mm512_shuffle_i64x2(a, b, 0x88));
+  StoreWords(lines + 1, _mm512_shuffle_i64x2(a, b, 0xdd));
+  StoreWords(lines + 2, _mm512_shuffle_i64x2(c, d, 0x88));
+  StoreWords(lines + 3, _mm512_shuffle_i64x2(c, d, 0xdd));
+}
 // Two words of 32 bits in turn.
 KVL_LANES IntVec LoadTwoInts(const void* first, const void* second) {
   int32_t a, b;
@@ -331,6 +345,15 @@ KVL_LANES IntVec MixLowerBytes(IntVec a, IntVec b) { return _mm256_unpacklo_epi8
 KVL_LANES IntVec MixUpperBytes(IntVec a, IntVec b) { return _mm256_unpackhi_epi8(a, b); }
 KVL_LANES IntVec MixLowerWords(IntVec a, IntVec b) { return _mm256_unpacklo_epi16(a, b); }
 KVL_LANES IntVec MixUpperWords(IntVec a, IntVec b) { return _mm256_unpackhi_epi16(a, b); }
+KVL_LANES IntVec MixLowerPairs(IntVec a, IntVec b) { return _mm256_unpacklo_epi64(a, b); }
+KVL_LANES IntVec MixUpperPairs(IntVec a, IntVec b) { return _mm256_unpackhi_epi64(a, b); }
+KVL_LANES void StoreTurnedQuarters(const IntVec (&x)[4], void* to) {
+  auto* const lines = static_cast<IntVec*>(to);
+  StoreWords(lines, _mm256_permute2x128_si256(x[0], x[1], 0x20));
+  StoreWords(lines + 1, _mm256_permute2x128_si256(x[2], x[3], 0x20));
+  StoreWords(lines + 2, _mm256_permute2x128_si256(x[0], x[1], 0x31));
+  StoreWords(lines + 3, _mm256_permute2x128_si256(x[2], x[3], 0x31));
+}
 KVL_LANES IntVec LoadTwoInts(const void* first, const void* second) {
   int32_t a, b;
   __builtin_memcpy(&a, first, sizeof(a));

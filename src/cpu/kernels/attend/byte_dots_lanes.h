@@ -217,19 +217,27 @@ KVL_INLINE void ReadSmall(const CodeSegment& segment, const std::byte* block, in
 // V are four tokens that follow each other.
 KVL_INLINE void KeyQuadsToValues(const uint8_t* quads, int n_channels, int distance,
                                  uint8_t* columns) {
-  const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const __m128i offset = _mm_set1_epi8(static_cast<char>(kSmallOffset));
-  for (int channel = 0; channel < n_channels; channel += 8, quads += 2 * kKeyQuadBytes) {
-    uint8_t* to = columns + channel / 16 * kColumnBytes + channel % 16 * 4;
-    for (int t = 0; t < kBlockSize; t += 4, to += 64) {
-      const auto quad = [&](int i) KVL_PART {
-        const auto* from = reinterpret_cast<const __m128i*>(quads + i * kKeyQuadBytes + 4 * t);
-        return _mm_sub_epi8(_mm_shuffle_epi8(_mm_loadu_si128(from), order), offset);
-      };
-      const __m128i a = quad(0), b = quad(1);
-      const bool is_next = distance == 1;
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), is_next ? a : _mm_unpacklo_epi64(a, b));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), is_next ? b : _mm_unpackhi_epi64(a, b));
+  alignas(16) static constexpr int8_t kOrder[16] = {0, 4, 8,  12, 1, 5, 9,  13,
+                                                    2, 6, 10, 14, 3, 7, 11, 15};
+  const IntVec order = LoadTable(kOrder);
+  const IntVec offset = SetWords(static_cast<int16_t>(-0x0101 * kSmallOffset));
+  constexpr int kQuads = kVecBytes / 16;  // of tokens in a vector, and of channels that meet there
+  for (int channel = 0; channel < n_channels; channel += 16, quads += 4 * kKeyQuadBytes) {
+    uint8_t* const column = columns + channel / 16 * kColumnBytes;
+    for (int t = 0; t < kBlockSize; t += 4 * kQuads) {
+      IntVec x[4];
+      Unroll<4>([&](auto q) KVL_PART {
+        const IntVec bytes = LoadWords(quads + q.value * kKeyQuadBytes + 4 * t);
+        x[q.value] = AddBytes(ShuffleBytes(bytes, order), offset);
+      });
+      if (distance != 1) {
+        Unroll<2>([&](auto i) KVL_PART {
+          const IntVec a = x[2 * i.value], b = x[2 * i.value + 1];
+          x[2 * i.value] = MixLowerPairs(a, b);
+          x[2 * i.value + 1] = MixUpperPairs(a, b);
+        });
+      }
+      StoreTurnedQuarters(x, column + 16 * t);
     }
   }
 }
