@@ -1,5 +1,6 @@
 #include "model/layer_basis.h"
 
+#include <Eigen/Dense>
 #include <utility>
 
 #include "base/threads.h"
@@ -24,6 +25,26 @@ StatusOr<Weight> PackTransposed(const std::vector<float>& m, int n_rows, int n_c
                        Weight::Create(residents, n_columns, n_rows, DenseWeights(x_type)));
   const std::vector<float> t = Transposed(m, n_rows, n_columns);
   packed.WriteRows(0, n_columns, DType::kF32, t.data(), n_rows);
+  return packed;
+}
+
+// The pseudo-inverse of B [rank, head_dim] in Bf16, as weights for rows of outputs [head_dim].
+// Directions in which B is 10^4 times smaller than in others carry nothing that its rounding
+// leaves.
+StatusOr<Weight> PackInverse(const std::vector<float>& b, int64_t rank, int64_t head_dim,
+                             Residents* residents) {
+  Eigen::MatrixXd rounded(rank, head_dim);
+  for (int64_t i = 0; i < rank * head_dim; ++i) {
+    rounded(i / head_dim, i % head_dim) = ToFloat(ToBf16(b[i]));
+  }
+  Eigen::CompleteOrthogonalDecomposition<Eigen::MatrixXd> decomposition;
+  decomposition.setThreshold(1e-4);
+  decomposition.compute(rounded);
+  // [rank, head_dim] row-major, which is the transposed inverse.
+  const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> inverse =
+      decomposition.pseudoInverse().transpose().cast<float>();
+  KVL_ASSIGN_OR_RETURN(Weight packed, Weight::Create(residents, rank, head_dim, WeightType::kF32));
+  packed.WriteRows(0, rank, DType::kF32, inverse.data(), head_dim);
   return packed;
 }
 
@@ -52,6 +73,9 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
   const int d = basis.head_dim, n_sharing = HeadsPerLatent(basis.keys),
             n_joined = HeadsPerMap(basis.keys);
   const int of_model = d / n_joined;  // head_dim there
+  const bool is_rebuilt = FactsOf(basis.keys).maps_queries && types.rows == DType::kBf16 &&
+                          types.activations == DType::kBf16 &&
+                          (n_joined > 1 || HasFrames(basis.keys) || TurningPairs(basis.keys) > 0);
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
     if (TurnWhenRead(basis.keys)) {
@@ -67,6 +91,12 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
         KVL_ASSIGN_OR_RETURN(Weight query,
                              PackTransposed(rows, of_model, head.rank_k, types.rows, residents));
         layer.query.push_back(std::move(query));
+        if (is_rebuilt) {
+          KVL_ASSIGN_OR_RETURN(Weight key, Weight::Create(residents, of_model, head.rank_k,
+                                                          DenseWeights(types.rows)));
+          key.WriteRows(0, of_model, DType::kF32, rows.data(), head.rank_k);
+          layer.rebuilt_key.push_back(std::move(key));
+        }
       }
       if (n_sharing == 1 && n_joined == 1 && !JoinsValues(basis.keys)) continue;
       const std::vector<float> columns =
@@ -74,6 +104,9 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
       KVL_ASSIGN_OR_RETURN(Weight output, PackTransposed(columns, n_sharing * head.rank_v, of_model,
                                                          types.activations, residents));
       layer.output.push_back(std::move(output));
+      if (!is_rebuilt) continue;
+      KVL_ASSIGN_OR_RETURN(Weight inverse, PackInverse(columns, head.rank_v, of_model, residents));
+      layer.rebuilt_output.push_back(std::move(inverse));
     }
     Weight key;  // one copy serves both where the method uses one rotation
     if (n_joined > 1 || head.key_basis != head.query_basis) {
@@ -100,6 +133,8 @@ int64_t LayerBasis::n_bytes() const {
   for (const FloatTable& m : turning_mean) n_bytes += m.n_bytes();
   for (const LatentsOfHead& head : latents) n_bytes += head.n_bytes;
   for (const Weight& m : output) n_bytes += m.n_bytes();
+  for (const Weight& m : rebuilt_key) n_bytes += m.n_bytes();
+  for (const Weight& m : rebuilt_output) n_bytes += m.n_bytes();
   return n_bytes;
 }
 

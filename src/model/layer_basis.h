@@ -33,6 +33,9 @@ struct LayerBasis {
   std::vector<LatentsOfHead> latents;    // per KV head, where keys are stored before RoPE
   // B^T [head_dim, heads_per_latent * rank_v] per KV head, where heads share latents or a map.
   std::vector<Weight> output;
+  // What makes rows of the model of those of blocks (RebuildIds), per KV head of the model: D, of
+  // keys, and the pseudo-inverses of `output`. Empty where it would save no time.
+  std::vector<Weight> rebuilt_key, rebuilt_output;
 
   bool empty() const { return key.empty(); }
   // The map of keys. Where heads share latents, it takes the keys of all of them side by side.

@@ -9,6 +9,7 @@
 #include "cpu/attention/attention.h"
 #include "cpu/attention/frames.h"
 #include "cpu/attention/latents.h"
+#include "cpu/attention/rebuilt.h"
 #include "cpu/kernels/attend/attend.h"
 #include "cpu/kernels/attend/resolve.h"
 #include "cpu/memory/cpu_device.h"
@@ -32,6 +33,7 @@ class JobAddresses {
   const LatentHead& latents() const { return latents_; }
   // Without q, which is of an item.
   const FramesOfHead& frames() const { return frames_; }
+  const RebuiltHead& rebuilt() const { return rebuilt_; }
   const std::byte* q() const { return q_; }
   const std::byte* q_full() const { return q_full_; }
   const std::byte* merged_k() const { return merged_k_; }
@@ -50,6 +52,7 @@ class JobAddresses {
   std::vector<PackedRun> runs_;
   LatentHead latents_;
   FramesOfHead frames_;
+  RebuiltHead rebuilt_;
   std::vector<LatentSlice> slices_;
   std::vector<BlockList> slice_blocks_;
   std::vector<std::vector<PackedRun>> slice_runs_;

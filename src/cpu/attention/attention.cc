@@ -11,6 +11,7 @@
 #include "cpu/attention/latents.h"
 #include "cpu/attention/merged_rows.h"
 #include "cpu/attention/partial.h"
+#include "cpu/attention/rebuilt.h"
 #include "cpu/attention/turning_mean.h"
 #include "cpu/kernels/attend/attend.h"
 #include "cpu/kernels/attend/entry_scores.h"
@@ -88,6 +89,16 @@ FramesOfHead FramesOfItem(const HeadJob& job, const JobAddresses& at, const Work
   frames.q = RowAt(at.q_full(), item.row_begin, job.q_full_stride, job.shape.row_type);
   frames.q_stride = job.q_full_stride;
   return frames;
+}
+
+// Whether n_rows of a job's rows are read against rebuilt blocks.
+bool IsRebuilt(const HeadJob& job, bool is_deterministic, int n_rows) {
+  const RebuildIds& rebuilt = job.rebuilt;
+  if (rebuilt.keys.empty() || is_deterministic || job.shape.row_type != DType::kBf16) return false;
+  if (job.is_scored() || job.merged.n_closed != nullptr) return false;
+  const bool turns = !job.frames.maps.empty() || job.frames.n_pairs > 0;
+  return IsWorthRebuilding(job.shape, rebuilt.head_dim, static_cast<int>(rebuilt.keys.size()),
+                           turns, n_rows);
 }
 
 bool IsRotated(const HeadJob& job) {
@@ -211,6 +222,9 @@ struct Attention::State {
     return GetAttendKernels(is_deterministic && isa == Isa::kAmx ? Isa::kAvx512Bf16 : isa,
                             row_type);
   }
+  // Whether blocks are read as they are stored, however many rows there are: a row has other bits
+  // where they are rebuilt, and without BF16 dots that was not measured.
+  bool reads_stored() const { return is_deterministic || !HasBf16Dots(isa); }
   Status PlaceScores();
   ScoreRows ScoresOf(const WorkItem& item, int worker_id);
   void RunItems(int worker_id);
@@ -277,6 +291,10 @@ void Attention::State::RunItems(int worker_id) {
     if (!job.latents.empty()) {
       AttendLatents(kernels, {GetLatentReader(isa, job.shape.row_type), GetSealedReader(isa)},
                     at.latents(), params, {kernel_scratch, latent_scratch});
+    } else if (IsRebuilt(job, reads_stored(), n_rows)) {
+      AttendRebuilt({kernels, elementwise, &linear, worker_id},
+                    {GetSealedReader(isa), GetRebuildKernels(isa)}, at.rebuilt(),
+                    FramesOfItem(job, at, item), params, {kernel_scratch, latent_scratch});
     } else if (!job.frames.maps.empty()) {
       AttendFrames({kernels, elementwise, &linear, worker_id}, FramesOfItem(job, at, item), params,
                    {kernel_scratch, latent_scratch});
@@ -373,6 +391,7 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
                        .first_visible = job.first_visible,
                        .rank_k = width_of_key(job),
                        .rank_v = job.output_width(),
+                       .is_rebuilt = IsRebuilt(job, s.reads_stored(), job.n_tokens * job.gqa_group),
                        .is_scored = job.is_scored()});
   }
   if (s.is_deterministic && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
@@ -388,7 +407,14 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
       s.latent_bytes = std::max(s.latent_bytes, LatentScratchBytes(s.residents, job, n_floats));
     } else if (IsRotated(job)) {
       s.latent_bytes = std::max(s.latent_bytes, RotatedScratchBytes(job.shape, n_floats));
-    } else if (!job.frames.maps.empty()) {
+    }
+    if (IsRebuilt(job, s.reads_stored(), job.n_tokens * job.gqa_group)) {
+      s.latent_bytes =
+          std::max(s.latent_bytes,
+                   RebuiltScratchBytes(job.shape, job.rebuilt.head_dim,
+                                       static_cast<int>(job.rebuilt.keys.size()), MostRows(plan)));
+    }
+    if (!job.frames.maps.empty()) {
       s.latent_bytes = std::max(s.latent_bytes, FrameScratchBytes(job.shape, job.frames.head_dim,
                                                                   MostRows(plan), n_floats));
     } else if (job.frames.n_pairs > 0) {

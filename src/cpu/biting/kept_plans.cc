@@ -76,6 +76,9 @@ std::span<const HeadJob> KeptPlans::KeepJobs(std::span<const HeadJob> jobs) {
     }
     job.latents.slices = *slices;
     job.frames.maps = KeepAll(job.frames.maps);
+    job.rebuilt.keys = KeepAll(job.rebuilt.keys);
+    job.rebuilt.values = KeepAll(job.rebuilt.values);
+    job.rebuilt.outputs = KeepAll(job.rebuilt.outputs);
     if (job.merged.n_closed != nullptr) {
       job.merged.n_closed =
           KeepAll(std::span(job.merged.n_closed, static_cast<size_t>(job.n_tokens))).data();

@@ -256,6 +256,37 @@ Status MakeFrameMaps(const AttentionBenchOptions& options, Residents* residents,
   return OkStatus();
 }
 
+bool HasRebuilders(const Keys& keys) {
+  return FactsOf(keys).maps_queries &&
+         (HeadsPerMap(keys) > 1 || HasFrames(keys) || TurningPairs(keys) > 0);
+}
+
+// Random ways back to the rows of the model's KV heads, where a model has them (PackLayerBasis).
+Status MakeRebuilders(const AttentionBenchOptions& options, Residents* residents,
+                      AttentionCase* c) {
+  const int n_joined = HeadsPerMap(c->keys), head_dim = options.head_dim / n_joined;
+  if (!HasRebuilders(c->keys)) return OkStatus();
+  Random random(options.seed, 5);
+  const auto add = [&](int n_out, int n_in, WeightType type, std::vector<WeightId>* ids) -> Status {
+    std::vector<float> map(int64_t{n_out} * n_in);
+    for (float& x : map) x = static_cast<float>(random.Normal() / std::sqrt(n_in));
+    KVL_ASSIGN_OR_RETURN(Weight weight, Weight::Create(residents, n_out, n_in, type));
+    weight.WriteRows(0, n_out, DType::kF32, map.data(), n_in);
+    ids->push_back(weight.id());
+    c->rebuilders.push_back(std::move(weight));
+    return OkStatus();
+  };
+  for (const BlockShape& shape : c->layout.shapes) {
+    for (int i = 0; i < n_joined; ++i) {
+      KVL_RETURN_IF_ERROR(add(head_dim, shape.rank_k, WeightType::kBf16, &c->rebuilt_keys));
+      if (n_joined == 1) continue;
+      KVL_RETURN_IF_ERROR(add(head_dim, shape.rank_v, WeightType::kBf16, &c->rebuilt_values));
+      KVL_RETURN_IF_ERROR(add(shape.rank_v, head_dim, WeightType::kF32, &c->rebuilt_outputs));
+    }
+  }
+  return OkStatus();
+}
+
 // Votes go to tables that the layers share.
 Status AddVotes(const AttentionBenchOptions& options, AttentionCase* c) {
   if (!c->retention.has_value() || !c->retention->HasVotes()) return OkStatus();
@@ -333,6 +364,20 @@ void MakeJobs(const AttentionBenchOptions& options, const BenchMemory& memory, A
           .sin = rotation.sin,
           .half = rotation.half,
           .head_dim = options.head_dim / n_joined};
+    }
+    if (!c->rebuilt_keys.empty()) {
+      const auto n_joined = static_cast<size_t>(HeadsPerMap(c->keys));
+      HeadJob& job = c->jobs.back();
+      job.q_full = memory.places(memory.q.as<Bf16>());
+      job.q_full_stride = options.head_dim;
+      job.rebuilt = {.keys = std::span(c->rebuilt_keys).subspan(i * n_joined, n_joined),
+                     .values = {},
+                     .outputs = {},
+                     .head_dim = options.head_dim / static_cast<int>(n_joined)};
+      if (n_joined > 1) {
+        job.rebuilt.values = std::span(c->rebuilt_values).subspan(i * n_joined, n_joined);
+        job.rebuilt.outputs = std::span(c->rebuilt_outputs).subspan(i * n_joined, n_joined);
+      }
     }
     if (!c->maps.empty()) {
       c->jobs.back().q_stride = options.head_dim;
@@ -423,7 +468,9 @@ AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, 
     const double n = std::min(c.row.n_tokens, c.lengths[i]);
     const double n_visible = n * (c.lengths[i] - n) + n * (n + 1) / 2;
     const int key_width = TurnWhenRead(c.keys) ? of_model.head_dim : shape.rank_k;
-    const int n_dots = key_width + 2 * TurningPairs(c.keys) + shape.rank_v;
+    int n_dots = key_width + 2 * TurningPairs(c.keys) + shape.rank_v;
+    // Many rows may meet blocks that are made of the model's rows again.
+    if (!is_decode && HasRebuilders(c.keys)) n_dots = std::min(n_dots, 2 * of_model.head_dim);
     c.row.flops += 2.0 * n_dots / c.n_layers * n_visible * group;
   }
   return c;
@@ -457,6 +504,7 @@ Status BuildCase(const AttentionBenchOptions& of_model, BenchMemory* memory, Thr
   MakeKeyMaps(options, &c->machine->residents, c);
   MakeTurningMean(options, c);
   KVL_RETURN_IF_ERROR(MakeFrameMaps(options, &c->machine->residents, c));
+  KVL_RETURN_IF_ERROR(MakeRebuilders(options, &c->machine->residents, c));
   MakeJobs(options, *memory, c);
   return AddVotes(options, c);
 }

@@ -44,6 +44,10 @@ struct AttentionCase {
   std::vector<Resident<LatentMapId>> maps;  // [n_layers * n_kv_heads], of latent keys
   std::vector<Weight> frame_queries;        // [n_layers * KV heads of the model], of keys in frames
   std::vector<WeightId> frame_maps;         // the ids of these
+  // What makes the model's rows of blocks (RebuildIds): the weights, and ids by KV head of the
+  // model.
+  std::vector<Weight> rebuilders;
+  std::vector<WeightId> rebuilt_keys, rebuilt_values, rebuilt_outputs;
   std::optional<RetentionPlan> retention;
   Buffer entries;  // positions and votes of the heads of a layer
   ScoreNoise noise;

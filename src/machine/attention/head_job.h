@@ -76,6 +76,20 @@ struct FrameIds {
   int first_place = 0;     // of entry 0 in its frame
 };
 
+// The ways back from the rows of blocks to those of the KV heads of the model that a head joins:
+// many rows of queries may be better off where a block is made of the model's rows again. A machine
+// need not do so.
+struct RebuildIds {
+  // By KV head of the model. [head_dim, rank_k] Bf16: keys of blocks as they meet queries before
+  // any basis (those of their frame, where there are frames). None: blocks are read as they are.
+  std::span<const WeightId> keys;
+  // [head_dim, rank_v] Bf16: values; none: values stay as they are.
+  std::span<const WeightId> values;
+  // [rank_v, head_dim] F32, as many: the pseudo-inverses of those of values.
+  std::span<const WeightId> outputs;
+  int head_dim = 0;  // of the model
+};
+
 // Positions that a head keeps apart from its blocks.
 struct SinkIds {
   ObjectPlace k;  // [n, head_dim] row_type, before any basis
@@ -98,12 +112,14 @@ struct HeadJob {
                       // scaled; with latents q_full; not used with maps of frames
   int64_t q_stride = 0;
   ObjectPlace q_full;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0, with
-                       // frames, and where keys have lost a mean that turns
+                       // frames, where keys have lost a mean that turns, and where blocks can be
+                       // rebuilt
   int64_t q_full_stride = 0;
   std::span<const ObjectId> blocks;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
   SealedHead packed;                 // its runs are the first blocks; without runs all are plain
   LatentIds latents;
   FrameIds frames;
+  RebuildIds rebuilt;
   int n_entries = 0;  // entries in the blocks, those of this step included
   // How many entries of the blocks token 0 sees; token t sees first_visible + t. Negative while the
   // first tokens of the step still fill the sink.

@@ -85,6 +85,10 @@ int ItemRows(int gqa_group, int n_channels, int max_channels) {
 int Planner::RowsPerItem(const JobSize& job) const {
   // No item is smaller than this: decode takes the short way.
   if (job.n_rows() <= kBaseItemRows / 2) return kBaseItemRows / 2;
+  if (job.is_rebuilt) {  // as few items as can be, of equal size
+    const int n_items = (job.n_rows() + kRebuiltItemRows - 1) / kRebuiltItemRows;
+    return (job.n_tokens + n_items - 1) / n_items * job.gqa_group;
+  }
   if (job.is_scored) {
     const int step = RowStep(job.gqa_group);
     return std::max(1, kScoredItemRows / step) * step;
@@ -213,6 +217,10 @@ int Planner::PlaceNextRows(int job_idx, int row) {
     return rows.end - row;
   }
   const int n_rows = RowsThatFit(rows);
+  if (job.is_rebuilt && n_rows < kFewestRebuiltRows && plan_.load_ns[worker_id_] > 0) {
+    NextWorker();
+    return 0;
+  }
   // left_ns_ counted full items; a cut changes the items behind it.
   double change_ns = 0;
   if (n_rows < rows.end - row) {
@@ -237,8 +245,9 @@ void Planner::NextWorker() {
 
 // Rows are cut at multiples of this. Fewer than flops_per_ns / read_bytes_per_ns rows take as long
 // as that many, because the blocks have to be read all the same.
-int Planner::CutRows(int gqa_group) const {
-  const int step = RowStep(gqa_group);
+int Planner::CutRows(const JobSize& job) const {
+  if (job.is_rebuilt) return std::lcm(4, job.gqa_group);  // of which kernels have tiles
+  const int step = RowStep(job.gqa_group);
   const int min_rows = static_cast<int>(model_.flops_per_ns / model_.read_bytes_per_ns);
   return std::max(1, (min_rows + step - 1) / step) * step;
 }
@@ -247,7 +256,7 @@ int Planner::CutRows(int gqa_group) const {
 int Planner::RowsThatFit(const Rows& rows) const {
   const JobSize& job = jobs_[rows.job_idx];
   const int n_rows = rows.end - rows.begin;
-  const int step = CutRows(job.gqa_group);
+  const int step = CutRows(job);
   int n = std::min(step, n_rows);
   for (; n + step < n_rows; n += step) {
     const Rows first = {rows.job_idx, rows.begin, rows.begin + n + step};

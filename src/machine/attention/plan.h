@@ -20,6 +20,9 @@ struct JobSize {
   int first_visible = 0;
   int rank_k = 0;
   int rank_v = 0;
+  // Whether the machine makes other rows of a block for all rows of an item together: then an item
+  // has up to kRebuiltItemRows, and no worker gets few of them.
+  bool is_rebuilt = false;
   // Whether entries are scored. The scores of all rows are kept for a while then, so items have
   // kScoredItemRows at most, and the entries of a job of several tokens are not split.
   bool is_scored = false;
@@ -105,6 +108,8 @@ struct AttentionPlan {
 inline constexpr int kMaxItemRows = 256;
 inline constexpr int kBaseItemRows = 128;
 inline constexpr int kScoredItemRows = 64;
+inline constexpr int kRebuiltItemRows = 4096;
+inline constexpr int kFewestRebuiltRows = 512;
 // Below twice this many blocks, entries are not split: the merge would cost more than it saves.
 inline constexpr int kMinSplitBlocks = 4;
 
@@ -148,7 +153,7 @@ class Planner {
   bool Fits(double cost_ns) const;
   double Room() const { return target_ns_ - plan_.load_ns[worker_id_]; }
   void NextWorker();
-  int CutRows(int gqa_group) const;
+  int CutRows(const JobSize& job) const;
   int RowsThatFit(const Rows& rows) const;
   int BlocksThatFit(const Rows& rows, int entry_begin, int entry_end) const;
   bool PlaceRows(const Rows& rows);

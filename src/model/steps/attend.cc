@@ -24,6 +24,7 @@ Status AttendStep::Run(ForwardState* state) {
   if (HasFrames(layout.keys)) {
     for (const Weight& map : layer_.basis.query) frame_maps_.push_back(map.id());
   }
+  ListRebuilt();
   jobs_.clear();
   noises_.clear();
   noises_.reserve(state->steps().size() * n_kv_heads);  // jobs point to them
@@ -62,6 +63,7 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   AddQueries(place, g, a, &job);
   if (TurnWhenRead(layout.keys)) job.latents = LatentsOf(place, g);
   if (HasFrames(layout.keys) || TurningPairs(layout.keys) > 0) job.frames = FramesOf(place, g);
+  if (!cache.has_whole_keys(layer_.idx)) job.rebuilt = RebuiltOf(g);
   const std::span<const ObjectId> blocks = head.blocks();
   job.blocks = blocks.subspan(std::min<size_t>(place.first_block, blocks.size()));
   if (layout.seal.has_value()) AddPacked(place, g, &job);
@@ -139,6 +141,30 @@ FrameIds AttendStep::FramesOf(const Place& place, int kv_head_idx) const {
   frames.turning_mean = layer_.basis.turning_mean[kv_head_idx].place();
   frames.mean_angles = rotations.mean_angles(layer_.idx);
   return frames;
+}
+
+void AttendStep::ListRebuilt() {
+  const LayerBasis& basis = layer_.basis;
+  rebuilt_keys_.clear();
+  rebuilt_values_.clear();
+  rebuilt_outputs_.clear();
+  for (const Weight& key : basis.rebuilt_key) rebuilt_keys_.push_back(key.id());
+  for (const Weight& output : basis.rebuilt_output) rebuilt_outputs_.push_back(output.id());
+  if (rebuilt_outputs_.empty()) return;
+  for (const Weight& value : basis.output) rebuilt_values_.push_back(value.id());
+}
+
+RebuildIds AttendStep::RebuiltOf(int kv_head_idx) const {
+  if (rebuilt_keys_.empty()) return {};
+  const size_t n_joined = layer_.rows.heads_per_map(), first = kv_head_idx * n_joined;
+  RebuildIds rebuilt = {.keys = std::span(rebuilt_keys_).subspan(first, n_joined),
+                        .values = {},
+                        .outputs = {},
+                        .head_dim = layer_.rows.head_dim};
+  if (rebuilt_outputs_.empty()) return rebuilt;
+  rebuilt.values = std::span(rebuilt_values_).subspan(first, n_joined);
+  rebuilt.outputs = std::span(rebuilt_outputs_).subspan(first, n_joined);
+  return rebuilt;
 }
 
 LatentIds AttendStep::LatentsOf(const Place& place, int kv_head_idx) const {

@@ -30,6 +30,8 @@ class AttendStep : public LayerStep {
   void AddPacked(const Place& place, int kv_head_idx, HeadJob* job) const;
   void AddSinks(const Place& place, int kv_head_idx, HeadJob* job) const;
   FrameIds FramesOf(const Place& place, int kv_head_idx) const;
+  void ListRebuilt();  // of the layer
+  RebuildIds RebuiltOf(int kv_head_idx) const;
   LatentIds LatentsOf(const Place& place, int kv_head_idx) const;
   // Says which rows of the job vote for entries, and how.
   void AddScores(const SequenceStep& step, int kv_head_idx, HeadJob* job);
@@ -41,6 +43,8 @@ class AttendStep : public LayerStep {
 
   std::vector<HeadJob> jobs_;
   std::vector<LatentSliceIds> slices_;  // of the jobs, where heads share latents
+  // By KV head of the model, where blocks can be rebuilt.
+  std::vector<WeightId> rebuilt_keys_, rebuilt_values_, rebuilt_outputs_;
   std::vector<WeightId> frame_maps_;  // of queries by KV head of the model, where keys have frames
   std::vector<ScoreNoise> noises_;    // of the jobs, where votes are noisy
 };

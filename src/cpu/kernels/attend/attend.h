@@ -90,7 +90,9 @@ struct AttendParams {
   // Whether codes of few bits are not multiplied as bytes, where the instruction set would do so.
   bool is_exact = false;
   // The partial result, in which o is not divided by row_sum. A row that sees nothing in the range
-  // gets row_max = -infinity, row_sum = 0, o = 0.
+  // gets row_max = -infinity, row_sum = 0, o = 0. Where the call continues, o, row_max and row_sum
+  // hold the partial result of other entries, to which those of the range are added.
+  bool continues = false;
   float* o = nullptr;  // [n_rows, rank_v]
   int64_t o_stride = 0;
   float* row_max = nullptr;  // [n_rows] maximum of the scaled scores

@@ -501,9 +501,14 @@ void AttendPanel(const Panel& panel) {
   const AttendParams& p = *panel.p;
   Scratch* scratch = panel.scratch;
   for (int row = 0; row < panel.n_rows; ++row) {
-    scratch->rows[row] = {kMinusInfinity, 1};
     Store(scratch->sums[row], Zero());
-    ClearRow(panel.RowOfO(row), p.shape.rank_v);
+    if (p.continues) {
+      scratch->rows[row] = {p.row_max[panel.first_row + row] / p.sm_scale, 1};
+      scratch->sums[row][0] = p.row_sum[panel.first_row + row];
+    } else {
+      scratch->rows[row] = {kMinusInfinity, 1};
+      ClearRow(panel.RowOfO(row), p.shape.rank_v);
+    }
   }
   SealedBlocks sealed = {.p = &p, .values = scratch->values};
   constexpr bool kReadsCodes = sizeof(Row) == 2;  // F32 rows want F32 sums

@@ -25,6 +25,10 @@ struct KernelSet {
   DType row_type;
   bool is_bf16;   // rounds q * scale and p * scale to Bf16
   bool is_steps;  // rounds them to steps of 2^-16 of the largest
+
+  // For so many rows sealed blocks become plain ones in Bf16: then values are rounded, and minima
+  // and repairs with them.
+  bool is_plain(int n_rows) const { return is_bf16 && n_rows >= 64; }
 };
 
 std::vector<KernelSet> KernelSets() {
@@ -109,6 +113,7 @@ RowReference Reference(const PackedProblem& problem, int row, const KernelSet& s
   if (begin >= end) return ref;
   const double unit = set.is_bf16 ? 0x1p-8 / std::sqrt(3.0) : 0;
   const double step = set.is_steps ? 0x1p-16 / std::sqrt(3.0) : 0;
+  const bool is_plain = set.is_plain(problem.n_rows);
   double top = 0;  // of the products of a score
   for (int r = 0; r < c.rank_k; ++r) {
     const double q = std::abs(problem.q_stored[int64_t{row} * c.rank_k + r]);
@@ -123,6 +128,7 @@ RowReference Reference(const PackedProblem& problem, int row, const KernelSet& s
       const int64_t at = k.At(t, r);
       score += q * k.values[at];
       variance += q * q * k.rounded[at] * k.rounded[at];
+      if (is_plain) variance += q * q * k.values[at] * k.values[at];
       parts += std::abs(q) * k.parts[at];
     }
     ref.scores.push_back(score);
@@ -155,6 +161,7 @@ RowReference Reference(const PackedProblem& problem, int row, const KernelSet& s
       const int64_t at = v.At(t, r);
       common += w * (std::abs(v.values[at] - o) * score_errors[t - begin] + 2e-7 * v.parts[at]);
       variance += w * w * v.rounded[at] * v.rounded[at];
+      if (is_plain) variance += 2 * w * w * v.values[at] * v.values[at];
     }
     ref.o[r] = o;
     ref.o_error[r] = common + unit * std::sqrt(variance) + steps_of_value;

@@ -102,7 +102,7 @@ void Attend(const AttendParams& p, std::byte* scratch) {
   const int rank_v = p.shape.rank_v;
   KVL_DCHECK(p.shape.rank_k % 16 == 0 && rank_v % 16 == 0 && p.kv_begin % kBlockSize == 0);
   KVL_DCHECK(p.shape.row_type == kDTypeOf<T>);
-  for (int row = 0; row < p.n_rows; ++row) {
+  for (int row = 0; row < p.n_rows && !p.continues; ++row) {
     float* o = p.o + row * p.o_stride;
     std::fill_n(o, rank_v, 0.0f);
     p.row_max[row] = kMinusInf;

@@ -14,6 +14,7 @@
 #include "cpu/kernels/attend/attend_isa.h"
 #include "cpu/kernels/attend/attend_packed.h"
 #include "cpu/kernels/attend/avx512/attend_avx512.h"
+#include "cpu/kernels/attend/avx512/plain_blocks_avx512.h"
 
 namespace kvlathe {
 namespace {
@@ -77,31 +78,6 @@ KVL_INLINE int GroupBlocksOf(const AttendParams& p) {
   if (p.packed == nullptr) return kGroupBlocks;
   return Min(kGroupBlocks, static_cast<int>(kTileElements) / BlockElements(p));
 }
-
-// Makes sealed blocks plain. They are asked for in ascending order.
-struct SealedTiles {
-  const AttendParams* p;
-  int run_idx = 0;
-  const PackedRun* run = nullptr;
-  PackedRunView view = {};
-
-  // Block `block` as a plain one: itself, or what `to` gets. `values` is room for it in F32.
-  const std::byte* Read(int block, float* values, uint16_t* to) {
-    if (p->packed == nullptr) return p->blocks[block];
-    const PackedRun* const found = FindRun(*p->packed, block, &run_idx);
-    if (found == nullptr) return p->blocks[block];
-    if (found != run) view = ViewRun(*p, *found);
-    run = found;
-    ExpandBlockAvx512(view, p->blocks[block], block - run->first_block, values);
-    const int n = BlockElements(*p);
-    for (int i = 0; i < n; i += 2 * kLanes) {
-      const __m512bh both =
-          _mm512_cvtne2ps_pbh(_mm512_load_ps(values + i + kLanes), _mm512_load_ps(values + i));
-      _mm512_store_si512(to + i, reinterpret_cast<__m512i>(both));
-    }
-    return reinterpret_cast<const std::byte*>(to);
-  }
-};
 
 // Blocks that are read together.
 struct BlockGroup {
@@ -266,7 +242,7 @@ void CopyValidValues(const std::byte* v, int rank_v, int n_valid, uint16_t* out)
 }
 
 // The blocks from `entry` on that go together; `kv_end` bounds what the panel sees.
-BlockGroup GatherBlocks(const Panel& panel, int entry, int kv_end, SealedTiles* sealed) {
+BlockGroup GatherBlocks(const Panel& panel, int entry, int kv_end, PlainBlocks* sealed) {
   const AttendParams& p = *panel.p;
   Scratch* s = panel.scratch;
   const int64_t key_bytes = kKeyStride / 2 * p.shape.rank_k;
@@ -276,7 +252,7 @@ BlockGroup GatherBlocks(const Panel& panel, int entry, int kv_end, SealedTiles* 
   group.n = Min(GroupBlocksOf(p), n_blocks - entry / kBlockSize);
   for (int b = 0; b < group.n; ++b) {
     const int block_idx = entry / kBlockSize + b;
-    group.k[b] = sealed->Read(block_idx, s->values, s->plain + b * BlockElements(p));
+    group.k[b] = sealed->Read(block_idx, s->plain + b * BlockElements(p));
     group.v[b] = group.k[b] + key_bytes;
     const bool has_next = block_idx + kGroupBlocks < n_blocks && p.packed == nullptr;
     group.next[b] = has_next ? p.blocks[block_idx + kGroupBlocks] : nullptr;
@@ -329,16 +305,19 @@ void AttendPanel(const Panel& panel) {
   for (int row = 0; row < panel.n_rows; row += panel.tile_rows) {
     RowTile& tile = tiles[n_tiles++];
     tile = PrepareTile(panel, row);
-    for (int i = 0; i < panel.tile_rows; ++i) {
-      ClearRow(tile.o + i * tile.o_stride, p.shape.rank_v);
-    }
   }
   for (int row = 0; row < panel.n_rows; ++row) {
-    s->rows[row] = {kMinusInfinity, 1};
-    _mm512_store_ps(s->sums[row], _mm512_setzero_ps());
+    s->rows[row] = BeginRowState(p, panel.first_row + row, s->sums[row]);
+  }
+  for (int i = 0; i < panel.tile_rows; ++i) ClearRow(s->o_ragged[i], p.shape.rank_v);
+  const RowTile& last = tiles[n_tiles - 1];
+  const bool is_ragged = last.o == s->o_ragged[0];
+  for (int i = 0; i < last.n && is_ragged; ++i) {
+    __builtin_memcpy(s->o_ragged[i], p.o + (panel.first_row + last.row + i) * p.o_stride,
+                     sizeof(float) * p.shape.rank_v);
   }
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
-  SealedTiles sealed = {&p};
+  PlainBlocks sealed = {&p, s->values};
   int first_tile = 0;  // the first with a row that sees anything of the group
   const int group_blocks = GroupBlocksOf(p);
   for (int entry = FirstEntryToRead(p, panel.first_row); entry < kv_end;
@@ -361,8 +340,7 @@ void AttendPanel(const Panel& panel) {
       for (const std::byte*& next : group.next) next = nullptr;
     }
   }
-  const RowTile& last = tiles[n_tiles - 1];
-  for (int i = 0; i < last.n && last.o == s->o_ragged[0]; ++i) {
+  for (int i = 0; i < last.n && is_ragged; ++i) {
     __builtin_memcpy(p.o + (panel.first_row + last.row + i) * p.o_stride, s->o_ragged[i],
                      sizeof(float) * p.shape.rank_v);
   }

@@ -6,7 +6,9 @@
 #include "cpu/kernels/attend/attend_isa.h"
 #include "cpu/kernels/attend/attend_packed.h"
 #include "cpu/kernels/attend/avx512/attend_packed_avx512.h"
+#include "cpu/kernels/attend/avx512/plain_blocks_avx512.h"
 #include "cpu/kernels/attend/codebook_tiles.h"
+
 namespace kvlathe {
 namespace {
 
@@ -29,7 +31,18 @@ struct Scratch {
 };
 static_assert(sizeof(Scratch) % 64 == 0 &&
               sizeof(Scratch) + kPackedScratchBytes <= kAttendScratchBytes &&
+              sizeof(Scratch) + kPlainBlockBytes <= kAttendScratchBytes &&
               sizeof(Scratch) + kCodebookTileBytes <= kAttendScratchBytes);
+
+// From so many rows on, sealed blocks become plain once for all rows of a panel.
+constexpr int kMinPlainRows = 64;
+
+// How a panel reads sealed blocks.
+enum class SealedAs {
+  kCodes,          // in the dots
+  kPlain,          // PlainBlocks
+  kCodebookTiles,  // CodebookTiles
+};
 
 // The panel that a kernel call works on; `p` is shifted to its first row.
 struct Panel {
@@ -38,7 +51,11 @@ struct Panel {
   float log2_scale;
   int first_row;
   int n_rows;
+  SealedAs sealed_as;
   Scratch* scratch;
+
+  // Behind what every panel needs.
+  std::byte* more_scratch() const { return reinterpret_cast<std::byte*>(scratch + 1); }
 };
 
 // A block as the tiles of one panel see it.
@@ -343,33 +360,35 @@ void AttendBlock(const Panel& panel, BlockView block, int first_row) {
   }
 }
 
-// Whether sealed blocks are read as tiles in the order of plain ones.
-bool HasCodebooks(const AttendParams& p) {
-  return p.packed != nullptr && p.packed->codebooks != nullptr;
+SealedAs FormOfSealed(const AttendParams& p) {
+  if (p.packed == nullptr) return SealedAs::kCodes;
+  if (p.packed->codebooks != nullptr) return SealedAs::kCodebookTiles;
+  const bool is_plain =
+      p.n_rows >= kMinPlainRows && !p.is_deterministic && p.packed->rotation.half == 0;
+  return is_plain ? SealedAs::kPlain : SealedAs::kCodes;
 }
 
 void AttendPanel(const Panel& panel) {
   const AttendParams& p = *panel.p;
   Scratch* scratch = panel.scratch;
   for (int row = 0; row < panel.n_rows; ++row) {
-    scratch->rows[row] = {kMinusInfinity, 1};
-    _mm512_store_ps(scratch->sums[row], _mm512_setzero_ps());
-    ClearRow(p.o + (panel.first_row + row) * p.o_stride, p.shape.rank_v);
+    scratch->rows[row] = BeginRowState(p, panel.first_row + row, scratch->sums[row]);
   }
   const int64_t key_bytes = int64_t{2} * kBlockSize * p.shape.rank_k;
   const int kv_end = LimitOfRow(p, panel.first_row + panel.n_rows - 1);
   int first_row = 0;  // the first that sees anything of the block, a multiple of kTileRows
   int entry = FirstEntryToRead(p, panel.first_row);
-  const bool has_tiles = HasCodebooks(p);
-  CodebookTiles tiles(p, reinterpret_cast<std::byte*>(scratch + 1));
-  if (p.packed != nullptr && !has_tiles) {
+  const SealedAs form = panel.sealed_as;
+  CodebookTiles tiles(p, panel.more_scratch());
+  PlainBlocks plain = {&p, reinterpret_cast<float*>(panel.more_scratch())};
+  if (p.packed != nullptr && form == SealedAs::kCodes) {
     entry = AttendPackedBlocks({.p = &p,
                                 .first_row = panel.first_row,
                                 .n_rows = panel.n_rows,
                                 .log2_scale = panel.log2_scale,
                                 .rows = scratch->rows,
                                 .sums = scratch->sums,
-                                .scratch = reinterpret_cast<std::byte*>(scratch + 1)},
+                                .scratch = panel.more_scratch()},
                                entry, kv_end);
   }
   for (; entry < kv_end; entry += kBlockSize) {
@@ -377,8 +396,12 @@ void AttendPanel(const Panel& panel) {
       first_row += kTileRows;
     }
     const int block = entry / kBlockSize;
-    const std::byte* k = has_tiles ? tiles.Read(block) : p.blocks[block];
-    const bool has_next = entry + kBlockSize < kv_end && !has_tiles;
+    const std::byte* k = p.blocks[block];
+    if (form == SealedAs::kCodebookTiles) k = tiles.Read(block);
+    if (form == SealedAs::kPlain) {
+      k = plain.Read(block, reinterpret_cast<uint16_t*>(plain.values + kPlainBlockElements));
+    }
+    const bool has_next = entry + kBlockSize < kv_end && form == SealedAs::kCodes;
     const std::byte* next = has_next ? p.blocks[block + 1] : nullptr;
     AttendBlock(panel, {k, k + key_bytes, next, entry, 0}, first_row);
   }
@@ -400,14 +423,16 @@ bool ReadsIntegers(const AttendParams& p) {
 
 void Attend(const AttendParams& p, std::byte* scratch) {
   if (ReadsIntegers(p)) return AttendCodesAvx512(p, scratch);
-  const bool reads_packed = p.packed != nullptr && !HasCodebooks(p);
-  const int panel_rows = reads_packed ? PanelRowsOf(*p.packed) : kPanelRows;
+  const SealedAs form = FormOfSealed(p);
+  const bool reads_codes = p.packed != nullptr && form == SealedAs::kCodes;
+  const int panel_rows = reads_codes ? PanelRowsOf(*p.packed) : kPanelRows;
   for (int row = ClearRowsThatSeeNothing(p); row < p.n_rows; row += panel_rows) {
     AttendPanel({.p = &p,
                  .q = static_cast<const uint16_t*>(p.q),
                  .log2_scale = p.sm_scale * kLog2E,
                  .first_row = row,
                  .n_rows = Min(panel_rows, p.n_rows - row),
+                 .sealed_as = form,
                  .scratch = reinterpret_cast<Scratch*>(scratch)});
   }
 }

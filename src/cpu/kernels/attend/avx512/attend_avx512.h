@@ -105,11 +105,24 @@ KVL_INLINE void ClearRow(float* o, int rank_v) {
   for (int r = 0; r < rank_v; r += kLanes) _mm512_storeu_ps(o + r, _mm512_setzero_ps());
 }
 
+// The state of a row where the call begins, with its partial sums; o is cleared if the call does
+// not continue.
+KVL_INLINE RowState BeginRowState(const AttendParams& p, int row, float* sums) {
+  if (!p.continues) {
+    ClearRow(p.o + row * p.o_stride, p.shape.rank_v);
+    _mm512_storeu_ps(sums, _mm512_setzero_ps());
+    return {kMinusInfinity, 1};
+  }
+  _mm512_storeu_ps(sums, _mm512_maskz_mov_ps(1, _mm512_set1_ps(p.row_sum[row])));
+  return {p.row_max[row] / p.sm_scale, 1};
+}
+
 // Writes the empty partial result of the rows whose entries all come after the range, which are the
 // first rows, and returns their number.
 KVL_INLINE int ClearRowsThatSeeNothing(const AttendParams& p) {
   int row = 0;
   for (; row < p.n_rows && LimitOfRow(p, row) <= p.kv_begin; ++row) {
+    if (p.continues) continue;
     ClearRow(p.o + row * p.o_stride, p.shape.rank_v);
     p.row_max[row] = kMinusInfinity;
     p.row_sum[row] = 0;
