@@ -256,16 +256,11 @@ Status MakeFrameMaps(const AttentionBenchOptions& options, Residents* residents,
   return OkStatus();
 }
 
-bool HasRebuilders(const Keys& keys) {
-  return FactsOf(keys).maps_queries &&
-         (HeadsPerMap(keys) > 1 || HasFrames(keys) || TurningPairs(keys) > 0);
-}
-
 // Random ways back to the rows of the model's KV heads, where a model has them (PackLayerBasis).
 Status MakeRebuilders(const AttentionBenchOptions& options, Residents* residents,
                       AttentionCase* c) {
   const int n_joined = HeadsPerMap(c->keys), head_dim = options.head_dim / n_joined;
-  if (!HasRebuilders(c->keys)) return OkStatus();
+  if (!CanBeRebuilt(c->keys)) return OkStatus();
   Random random(options.seed, 5);
   const auto add = [&](int n_out, int n_in, WeightType type, std::vector<WeightId>* ids) -> Status {
     std::vector<float> map(int64_t{n_out} * n_in);
@@ -470,7 +465,7 @@ AttentionCase MakeCase(const AttentionBenchOptions& of_model, BenchPhase phase, 
     const int key_width = TurnWhenRead(c.keys) ? of_model.head_dim : shape.rank_k;
     int n_dots = key_width + 2 * TurningPairs(c.keys) + shape.rank_v;
     // Many rows may meet blocks that are made of the model's rows again.
-    if (!is_decode && HasRebuilders(c.keys)) n_dots = std::min(n_dots, 2 * of_model.head_dim);
+    if (!is_decode && CanBeRebuilt(c.keys)) n_dots = std::min(n_dots, 2 * of_model.head_dim);
     c.row.flops += 2.0 * n_dots / c.n_layers * n_visible * group;
   }
   return c;
