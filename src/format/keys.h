@@ -91,6 +91,7 @@ constexpr int HeadsPerMap(const Keys& keys) { return FactsOf(keys).heads_per_map
 constexpr int HeadsPerLatent(const Keys& keys) { return FactsOf(keys).heads_per_latent; }
 constexpr bool HasFrames(const Keys& keys) { return FactsOf(keys).has_frames; }
 constexpr bool JoinsValues(const Keys& keys) { return FactsOf(keys).joins_values; }
+constexpr int TurningPairs(const Keys& keys) { return FactsOf(keys).turning_pairs; }
 
 // Whether many rows of queries may be better off where blocks are made of the model's rows again
 // (RebuildIds of machine/attention/head_job.h): a map joins heads, or keys turn. Rows that hold
@@ -99,7 +100,7 @@ constexpr bool CanBeRebuilt(const Keys& keys) {
   return FactsOf(keys).maps_queries && !JoinsValues(keys) &&
          (HeadsPerMap(keys) > 1 || HasFrames(keys) || TurningPairs(keys) > 0);
 }
-constexpr int TurningPairs(const Keys& keys) { return FactsOf(keys).turning_pairs; }
+
 // How many KV heads' keys a map takes side by side: those that it joins, or that share latents.
 constexpr int KeysPerMap(const Keys& keys) { return HeadsPerMap(keys) * HeadsPerLatent(keys); }
 
