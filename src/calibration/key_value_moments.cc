@@ -128,8 +128,9 @@ KeyValueSums::Moments KeyValueSums::MomentsOf(const JointSums& sums, int64_t idx
   };
   // less(i, row): the change of channel i, whose angles are row[width_ + ...].
   const auto less = [&](int64_t i, const double* row) {
+    if (n_pairs_ == 0 || i >= side_) return 0.0;
     const int64_t in_head = i % shape_.head_dim, pair = in_head % half_;
-    if (i >= side_ || in_head >= 2 * half_ || pair >= n_pairs_) return 0.0;
+    if (in_head >= 2 * half_ || pair >= n_pairs_) return 0.0;
     const double* const angles = row + width_;
     const int64_t of_pair = i - in_head + pair;
     const double a = change(of_pair), b = change(of_pair + half_);

@@ -21,6 +21,11 @@ namespace {
 // A part of the mean eigenvalue that F gets in every direction: gradients of a few windows say too
 // little of directions in which they are small.
 constexpr double kFisherRidge = 0.1;
+// The same where keys and values have one map: what they share is in small gradients too.
+constexpr double kJoinedRidge = 0.04;
+// All rows of the text count so much more than kPlainShare there: gradients weigh few rows, and
+// these have twice the channels.
+constexpr double kJoinedPlainShare = 0.4;
 
 // The rows of one head of the cache: their moments about the offset, and what errors in them cost.
 struct RowStatistics {
@@ -77,20 +82,21 @@ StatusOr<RowStatistics> KeyValueRowsOf(const CalibrationStatistics& s, int64_t h
   RowStatistics rows;
   const std::span<const float> mean = part_of(moments.weighed_mean, dim);
   if (is_centred) rows.offset.assign(mean.begin(), mean.end());
-  JointRows about_offset = {
+  const JointRows about_offset = {
       MomentsAbout(rows.offset, mean, square_of(moments.weighed_covariance)),
       MomentsAbout(rows.offset, part_of(moments.mean, dim), square_of(moments.covariance))};
   const int n_groups = s.shape.n_kv_heads * s.shape.head_dim / side;
   const auto idx = static_cast<int>(head_idx);
   KVL_RETURN_IF_ERROR(
       CheckRows(about_offset, {idx / n_groups, idx % n_groups * side, side}, s.shape.head_dim));
-  rows.gram = about_offset.Priced();
-  rows.plain = std::move(about_offset.plain);
+  rows.gram = WeightedSum(1 / (1 + kJoinedPlainShare), about_offset.weighed,
+                          kJoinedPlainShare / (1 + kJoinedPlainShare), about_offset.plain);
+  rows.plain = about_offset.plain;
   rows.fisher = square_of(moments.fisher);
   for (int64_t first = 0; first < dim; first += side) {
     double trace = 0;
     for (int64_t i = first; i < first + side; ++i) trace += rows.fisher[i * dim + i];
-    const double ridge = kFisherRidge * trace / side;
+    const double ridge = kJoinedRidge * trace / side;
     for (int64_t i = first; i < first + side; ++i) rows.fisher[i * dim + i] += ridge;
   }
   return rows;

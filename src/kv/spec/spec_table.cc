@@ -62,8 +62,7 @@ constexpr KeyInfo kLatheMaps = {.name = "maps",
                                     "with mixed bits and keys=block: joint: one map for keys and "
                                     "values, whose codes are stored "
                                     "once and read for both",
-                                .default_text = "apart",
-                                .choices = "apart|joint"};
+                                .choices = "joint"};
 constexpr KeyInfo kLatheHeads = {
     .name = "heads",
     .doc =

@@ -220,7 +220,8 @@ KVL_INLINE void KeyQuadsToValues(const uint8_t* quads, int n_channels, int dista
   alignas(16) static constexpr int8_t kOrder[16] = {0, 4, 8,  12, 1, 5, 9,  13,
                                                     2, 6, 10, 14, 3, 7, 11, 15};
   const IntVec order = LoadTable(kOrder);
-  const IntVec offset = SetWords(static_cast<int16_t>(-0x0101 * kSmallOffset));
+  constexpr int kBack = 256 - kSmallOffset;  // added to a byte it takes the offset off
+  const IntVec offset = SetWords(static_cast<int16_t>(0x0101 * kBack));
   constexpr int kQuads = kVecBytes / 16;  // of tokens in a vector, and of channels that meet there
   for (int channel = 0; channel < n_channels; channel += 16, quads += 4 * kKeyQuadBytes) {
     uint8_t* const column = columns + channel / 16 * kColumnBytes;
