@@ -7,7 +7,7 @@
 namespace kvlathe {
 namespace {
 
-// (rows - offset) map, of the rows of one head for tokens [first, n_tokens), [tokens, rank].
+// (rows - offset) map of the rows of one head, [n_rows, rank].
 std::vector<float> Mapped(std::span<const float> rows, std::span<const float> offset,
                           std::span<const float> map, int head_dim, int rank) {
   const int64_t n_rows = std::ssize(rows) / head_dim;
