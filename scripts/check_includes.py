@@ -54,6 +54,7 @@ CPU_FILES = {
     "src/evaluation/bench/bench_model.cc": "fills caches with random rows",
     "src/calibration/joint_moments.cc": "multiplies sums of statistics",
     "src/calibration/weight_fisher.cc": "multiplies gradients",
+    "src/calibration/key_value_moments.cc": "multiplies sums of statistics",
     "src/calibration/moment_sums.h": "adds up statistics",
     "src/calibration/gradients/attention_gradient.cc": "computes gradients",
     "src/calibration/gradients/attention_gradient.h": "computes gradients",

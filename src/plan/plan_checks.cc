@@ -42,6 +42,12 @@ Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
                  "the sliding window of {} positions gives them back; take another basis",
                  NarrowestWindow(model));
   }
+  if (JoinsValues(parts.keys) && 2 * model.head_dim > kMaxRowRank) {
+    return Error(StatusCode::kUnimplemented,
+                 "maps=joint makes one row of a key and its value, of {} channels here, and rows "
+                 "have {} at most; leave maps out",
+                 2 * model.head_dim, kMaxRowRank);
+  }
   const bool has_codes_before_rope = seal != nullptr && seal->format.seals_keys_before_rope();
   if ((TurnWhenRead(parts.keys) || has_codes_before_rope) && model.rope_dim % 4 != 0) {
     return Error(StatusCode::kUnimplemented,

@@ -248,6 +248,16 @@ TEST_F(LatheTest, StoredChannelsHaveUnitVarianceAndComeBackWhole) {
   }
 }
 
+TEST(KeyValueHeadsTest, AreThoseThatOneMapJoins) {
+  for (const StatisticsShape& shape : {StatisticsShape{1, 9, 3, 64},
+                                       {1, 12, 12, 64},
+                                       {1, 32, 8, 128},
+                                       {1, 4, 1, 256},
+                                       {1, 5, 5, 96}}) {
+    EXPECT_EQ(KeyValueHeads(shape), HeadsPerMap(shape, kMostKeyValueChannels));
+  }
+}
+
 TEST_F(LatheTest, KeysAndValuesComeBackFromOneMap) {
   const BasisOptions options = {.joins_values = true, .joint_channels = kWidth};
   EXPECT_EQ(AnalyseLathe({&statistics_, {}, {}, options}).status().code(),
