@@ -42,14 +42,14 @@ void JobAddresses::Resolve(const CpuLookup& lookup, const HeadJob& job, int entr
         MeanAngles(lookup.own.As<const float>(frames.mean_angles), frames.n_pairs);
   }
   for (const WeightId& map : frames.maps) frames_.maps.push_back(lookup.residents.At(map));
-  rebuilt_.head_dim = job.rebuilt.head_dim;
+  rebuilt_head_dim_ = job.rebuilt.head_dim;
   const auto find_all = [&](std::span<const WeightId> ids, std::vector<const PackedMatrix*>* to) {
     to->clear();
     for (const WeightId& id : ids) to->push_back(lookup.residents.At(id));
   };
-  find_all(job.rebuilt.keys, &rebuilt_.keys);
-  find_all(job.rebuilt.values, &rebuilt_.values);
-  find_all(job.rebuilt.outputs, &rebuilt_.outputs);
+  find_all(job.rebuilt.keys, &rebuilt_keys_);
+  find_all(job.rebuilt.values, &rebuilt_values_);
+  find_all(job.rebuilt.outputs, &rebuilt_outputs_);
   if (job.latents.empty()) return;
   const size_t n_slices = job.latents.slices.size();
   slices_.resize(n_slices);

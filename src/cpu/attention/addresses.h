@@ -33,7 +33,14 @@ class JobAddresses {
   const LatentHead& latents() const { return latents_; }
   // Without q, which is of an item.
   const FramesOfHead& frames() const { return frames_; }
-  const RebuiltHead& rebuilt() const { return rebuilt_; }
+  // Of one KV head of the model.
+  RebuiltHead rebuilt(int map) const {
+    return {.key = rebuilt_keys_[map],
+            .value = rebuilt_values_.empty() ? nullptr : rebuilt_values_[map],
+            .output = rebuilt_outputs_.empty() ? nullptr : rebuilt_outputs_[map],
+            .head_dim = rebuilt_head_dim_,
+            .map = map};
+  }
   const std::byte* q() const { return q_; }
   const std::byte* q_full() const { return q_full_; }
   const std::byte* merged_k() const { return merged_k_; }
@@ -52,7 +59,8 @@ class JobAddresses {
   std::vector<PackedRun> runs_;
   LatentHead latents_;
   FramesOfHead frames_;
-  RebuiltHead rebuilt_;
+  std::vector<const PackedMatrix*> rebuilt_keys_, rebuilt_values_, rebuilt_outputs_;
+  int rebuilt_head_dim_ = 0;
   std::vector<LatentSlice> slices_;
   std::vector<BlockList> slice_blocks_;
   std::vector<std::vector<PackedRun>> slice_runs_;

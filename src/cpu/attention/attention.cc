@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "cpu/attention/addresses.h"
 #include "cpu/attention/frames.h"
+#include "cpu/attention/job_parts.h"
 #include "cpu/attention/latents.h"
 #include "cpu/attention/merged_rows.h"
 #include "cpu/attention/partial.h"
@@ -21,10 +22,6 @@
 
 namespace kvlathe {
 namespace {
-
-const std::byte* RowAt(const void* rows, int64_t row, int64_t stride, DType row_type) {
-  return static_cast<const std::byte*>(rows) + row * stride * SizeOf(row_type);
-}
 
 int MostRows(const AttentionPlan& plan) {
   int most = 0;
@@ -91,16 +88,6 @@ FramesOfHead FramesOfItem(const HeadJob& job, const JobAddresses& at, const Work
   return frames;
 }
 
-// Whether n_rows of a job's rows are read against rebuilt blocks.
-bool IsRebuilt(const HeadJob& job, bool is_deterministic, int n_rows) {
-  const RebuildIds& rebuilt = job.rebuilt;
-  if (rebuilt.keys.empty() || is_deterministic || job.shape.row_type != DType::kBf16) return false;
-  if (job.is_scored() || job.merged.n_closed != nullptr) return false;
-  const bool turns = !job.frames.maps.empty() || job.frames.n_pairs > 0;
-  return IsWorthRebuilding(job.shape, rebuilt.head_dim, static_cast<int>(rebuilt.keys.size()),
-                           turns, n_rows);
-}
-
 bool IsRotated(const HeadJob& job) {
   return !job.packed.runs.empty() && FactsOf(job.packed.format.codec).brings_bases;
 }
@@ -137,20 +124,21 @@ void AddScores(const EntryScoreKernels& kernels, const CpuAccess& access, const 
 int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSize) + 16; }
 
 void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddresses& at,
-                const WorkItem& item, float sm_scale, const PartialRows& partial) {
+                const WorkItem& item, const SinkQueries& queries, float sm_scale,
+                const PartialRows& partial) {
   const DType row_type = job.shape.row_type;
   AttendRowsParams params = {
       .row_type = row_type,
       .head_dim = job.head_dim,
       .rank_v = job.latents.slices.empty() ? job.output_width() : job.shape.rank_v,
-      .gqa_group = job.gqa_group,
+      .gqa_group = queries.group,
       .n_rows = item.row_end - item.row_begin,
-      .q = RowAt(at.q_full(), item.row_begin, job.q_full_stride, row_type),
-      .q_stride = job.q_full_stride,
+      .q = queries.q,
+      .q_stride = queries.stride,
       .k = at.sink_k(),
       .v = at.sink_v(),
       .n_entries = job.sinks.n,
-      .first_visible = job.sinks.first_visible + item.row_begin / job.gqa_group,
+      .first_visible = job.sinks.first_visible + item.row_begin / queries.group,
       .window = WindowOf(job.sinks.window),
       .sm_scale = sm_scale,
       .o = partial.o,
@@ -163,27 +151,6 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddre
     params.v = slice.sink_v;
     kernels.attend_rows(params);
     params.o += params.rank_v;
-  }
-}
-
-// Writes rows [row_begin, row_begin + n_rows) of the job's output; they need not be whole tokens.
-void WriteRows(const CpuAccess& own, const HeadJob& job, int row_begin, int n_rows,
-               const PartialRows& partial) {
-  const int width = job.output_width();
-  const int64_t element_bytes = SizeOf(job.out_type);
-  const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : width;
-  const bool is_dense = head_stride == width;
-  for (int done = 0; done < n_rows;) {
-    const int token = (row_begin + done) / job.gqa_group, head = (row_begin + done) % job.gqa_group;
-    const int n = is_dense ? std::min(job.gqa_group - head, n_rows - done) : 1;
-    std::byte* out =
-        own.At(job.out) + (token * job.out_stride + head * head_stride) * element_bytes;
-    FinishRows({partial.o + int64_t{done} * width, partial.row_max + done, partial.row_sum + done},
-               n, width, job.out_type, out);
-    if (!is_dense) {
-      std::memset(out + width * element_bytes, 0, (head_stride - width) * element_bytes);
-    }
-    done += n;
   }
 }
 
@@ -213,6 +180,7 @@ struct Attention::State {
 
   // The call at work.
   std::span<const HeadJob> jobs;
+  std::vector<JobPart> parts;  // what items and splits of the plan name as jobs
   const CpuAccesses* accesses = nullptr;
   const CpuAccess* own = nullptr;  // of `memory`
   const AttentionPlan* plan = nullptr;
@@ -222,9 +190,7 @@ struct Attention::State {
     return GetAttendKernels(is_deterministic && isa == Isa::kAmx ? Isa::kAvx512Bf16 : isa,
                             row_type);
   }
-  // Whether blocks are read as they are stored, however many rows there are: a row has other bits
-  // where they are rebuilt, and without BF16 dots that was not measured.
-  bool reads_stored() const { return is_deterministic || !HasBf16Dots(isa); }
+  const HeadJob& JobOf(int part_idx) const { return jobs[parts[part_idx].job_idx]; }
   Status PlaceScores();
   ScoreRows ScoresOf(const WorkItem& item, int worker_id);
   void RunItems(int worker_id);
@@ -236,7 +202,7 @@ struct Attention::State {
 Status Attention::State::PlaceScores() {
   worker_scores = 0;
   for (const WorkItem& item : plan->items) {
-    const HeadJob& job = jobs[item.job_idx];
+    const HeadJob& job = JobOf(item.job_idx);
     if (!job.is_scored() || item.partial_offset >= 0) continue;
     worker_scores = std::max(worker_scores, (item.row_end - item.row_begin) * ScoreStride(job));
   }
@@ -244,14 +210,14 @@ Status Attention::State::PlaceScores() {
   split_score_offset.clear();
   for (const SplitRows& split : plan->splits) {
     split_score_offset.push_back(n_floats);
-    const HeadJob& job = jobs[split.job_idx];
+    const HeadJob& job = JobOf(split.job_idx);
     if (job.is_scored()) n_floats += (split.row_end - split.row_begin) * ScoreStride(job);
   }
   return scores.EnsureSize(4 * n_floats, "attention scores");
 }
 
 ScoreRows Attention::State::ScoresOf(const WorkItem& item, int worker_id) {
-  const HeadJob& job = jobs[item.job_idx];
+  const HeadJob& job = JobOf(item.job_idx);
   if (!job.is_scored() || item.row_end <= job.first_scored * job.gqa_group) return {};
   float* floats = scores.as<float>();
   if (item.partial_offset < 0) return {floats + worker_id * worker_scores, ScoreStride(job)};
@@ -269,7 +235,7 @@ void Attention::State::RunItems(int worker_id) {
   float* sink = item_floats + plan->max_item_floats;
   JobAddresses& at = addresses[worker_id];
   for (const WorkItem& item : plan->ItemsOf(worker_id)) {
-    const HeadJob& job = jobs[item.job_idx];
+    const HeadJob& job = JobOf(item.job_idx);
     const CpuAccess& access = accesses->Of(job.device);
     // Tokens of merged rows see entries behind those of the item that adds their own row.
     const bool is_merged = job.merged.n_closed != nullptr;
@@ -281,7 +247,8 @@ void Attention::State::RunItems(int worker_id) {
     const PartialRows partial = PartialAt(
         is_part ? workspace.as<float>() + item.partial_offset : item_floats, n_rows, width);
     const ScoreRows item_scores = ScoresOf(item, worker_id);
-    const AttendParams params =
+    const JobPart& part = parts[item.job_idx];
+    AttendParams params =
         BlockParams(job, at, item, {sm_scale, is_deterministic, is_exact}, partial, item_scores);
     if (width >
         job.latents.output_width(job.shape.rank_v)) {  // what entries of blocks do not write
@@ -291,10 +258,14 @@ void Attention::State::RunItems(int worker_id) {
     if (!job.latents.empty()) {
       AttendLatents(kernels, {GetLatentReader(isa, job.shape.row_type), GetSealedReader(isa)},
                     at.latents(), params, {kernel_scratch, latent_scratch});
-    } else if (IsRebuilt(job, reads_stored(), n_rows)) {
+    } else if (part.is_rebuilt()) {
+      params.gqa_group = part.Group(job);
+      const int first_token = item.row_begin / params.gqa_group;
+      params.first_visible = job.first_visible + first_token;
       AttendRebuilt({kernels, elementwise, &linear, worker_id},
-                    {GetSealedReader(isa), GetRebuildKernels(isa)}, at.rebuilt(),
-                    FramesOfItem(job, at, item), params, {kernel_scratch, latent_scratch});
+                    {GetSealedReader(isa), GetRebuildKernels(isa)}, at.rebuilt(part.map),
+                    at.frames(), QueriesOfPart(job, at, part, first_token), params,
+                    {kernel_scratch, latent_scratch});
     } else if (!job.frames.maps.empty()) {
       AttendFrames({kernels, elementwise, &linear, worker_id}, FramesOfItem(job, at, item), params,
                    {kernel_scratch, latent_scratch});
@@ -312,11 +283,12 @@ void Attention::State::RunItems(int worker_id) {
     }
     if (item.entry_begin == 0 && job.sinks.n > 0) {
       const PartialRows sink_partial = PartialAt(sink, n_rows, width);
-      AttendSink(kernels, job, at, item, sm_scale, sink_partial);
+      AttendSink(kernels, job, at, item, QueriesOfSink(job, at, part, item, latent_scratch),
+                 sm_scale, sink_partial);
       MergePartial(sink_partial, n_rows, width, partial);
     }
     if (is_part) continue;
-    WriteRows(*own, job, item.row_begin, n_rows, partial);
+    WriteRows(*own, job, part, item.row_begin, n_rows, partial);
     if (item_scores.rows == nullptr) continue;
     AddScores(score_kernels, access, job, item.row_begin, item.row_end, sm_scale, partial,
               item_scores);
@@ -331,7 +303,7 @@ void Attention::State::MergeSplits(int worker_id) {
     const int begin = static_cast<int>(std::max<int64_t>(0, share.begin - split.n_rows_before));
     const int end = static_cast<int>(std::min<int64_t>(n_rows, share.end - split.n_rows_before));
     if (begin >= end) continue;
-    const HeadJob& job = jobs[split.job_idx];
+    const HeadJob& job = JobOf(split.job_idx);
     const int width = job.output_width();
     const auto rows_of_part = [&](int part) -> PartialRows {
       float* const parts = workspace.as<float>() + split.partial_offset;
@@ -342,7 +314,7 @@ void Attention::State::MergeSplits(int worker_id) {
     for (int part = 1; part < split.n_parts; ++part) {
       MergePartial(rows_of_part(part), end - begin, width, merged);
     }
-    WriteRows(*own, job, split.row_begin + begin, end - begin, merged);
+    WriteRows(*own, job, parts[split.job_idx], split.row_begin + begin, end - begin, merged);
   }
 }
 
@@ -350,7 +322,7 @@ void Attention::State::ScoreSplits(int worker_id) {
   const Range share = ShareOf(plan->splits.size(), 1, worker_id, pool->n_workers());
   for (int64_t i = share.begin; i < share.end; ++i) {
     const SplitRows& split = plan->splits[i];
-    const HeadJob& job = jobs[split.job_idx];
+    const HeadJob& job = JobOf(split.job_idx);
     if (!job.is_scored()) continue;
     const PartialRows merged = PartialAt(workspace.as<float>() + split.partial_offset,
                                          split.row_end - split.row_begin, job.output_width());
@@ -380,24 +352,12 @@ void Attention::set_exact(bool exact) { state_->is_exact = exact; }
 
 Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
   State& s = *state_;
-  s.sizes.clear();
-  const auto width_of_key = [](const HeadJob& job) {
-    return job.latents.empty() ? job.shape.rank_k : job.latents.key_dim;
-  };
-  for (const HeadJob& job : jobs) {
-    s.sizes.push_back({.n_tokens = job.n_tokens,
-                       .gqa_group = job.gqa_group,
-                       .n_entries = job.n_entries,
-                       .first_visible = job.first_visible,
-                       .rank_k = width_of_key(job),
-                       .rank_v = job.output_width(),
-                       .is_rebuilt = IsRebuilt(job, s.reads_stored(), job.n_tokens * job.gqa_group),
-                       .is_scored = job.is_scored()});
-  }
+  s.jobs = jobs;
+  const bool rebuilds = !s.is_deterministic && HasBf16Dots(s.isa);
+  ListParts(jobs, s.pool->n_workers(), rebuilds, &s.parts, &s.sizes);
   if (s.is_deterministic && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
   const AttentionPlan& plan = s.planner.Plan(s.sizes, s.pool->n_workers(), schedule);
   if (plan.items.empty()) return OkStatus();
-  s.jobs = jobs;
   s.plan = &plan;
   s.sm_scale = sm_scale;
   s.latent_bytes = 0;
@@ -408,12 +368,6 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
     } else if (IsRotated(job)) {
       s.latent_bytes = std::max(s.latent_bytes, RotatedScratchBytes(job.shape, n_floats));
     }
-    if (IsRebuilt(job, s.reads_stored(), job.n_tokens * job.gqa_group)) {
-      s.latent_bytes =
-          std::max(s.latent_bytes,
-                   RebuiltScratchBytes(job.shape, job.rebuilt.head_dim,
-                                       static_cast<int>(job.rebuilt.keys.size()), MostRows(plan)));
-    }
     if (!job.frames.maps.empty()) {
       s.latent_bytes = std::max(s.latent_bytes, FrameScratchBytes(job.shape, job.frames.head_dim,
                                                                   MostRows(plan), n_floats));
@@ -421,6 +375,10 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
       s.latent_bytes = std::max(
           s.latent_bytes, LessMeanScratchBytes(job.frames.head_dim, MostRows(plan), n_floats));
     }
+  }
+  for (const JobPart& part : s.parts) {
+    const int64_t n_bytes = PartScratchBytes(jobs[part.job_idx], part, MostRows(plan));
+    s.latent_bytes = std::max(s.latent_bytes, n_bytes);
   }
   s.worker_bytes = s.latent_bytes + kAttendScratchBytes + 2 * 4 * plan.max_item_floats;
   KVL_RETURN_IF_ERROR(

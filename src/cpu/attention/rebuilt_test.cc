@@ -91,32 +91,29 @@ class RebuiltProblem {
     ThreadPool pool(1);
     Linear linear(&pool, isa);
     const BlockShape shape = {kStoredK, stored_v(), DType::kBf16};
-    std::vector<float> o(n_rows() * stored_v()), row_max(n_rows()), row_sum(n_rows());
+    std::vector<float> o(n_rows() * stored_v()), row_sum(n_rows());
     AttendParams params;
     params.shape = shape;
-    params.gqa_group = c_.group;
-    params.n_rows = n_rows();
     params.blocks = blocks_.data();
     params.kv_begin = c_.kv_begin;
     params.kv_end = c_.n_entries;
     params.first_visible = c_.n_entries - c_.n_tokens + 1;
     params.window = c_.window;
     params.sm_scale = kSmScale;
-    params.o = o.data();
     params.o_stride = stored_v();
-    params.row_max = row_max.data();
-    params.row_sum = row_sum.data();
-    RebuiltHead head;
-    head.head_dim = kDim;
+    std::vector<RebuiltHead> heads(c_.n_maps);
     std::vector<PackedMatrix> packed(3 * c_.n_maps);
     for (int m = 0; m < c_.n_maps; ++m) {
-      head.keys.push_back(
-          Pack(kDim, kStoredK, DType::kBf16, &key_maps_[m * kDim * kStoredK], &packed[3 * m]));
+      RebuiltHead& head = heads[m];
+      head.head_dim = kDim;
+      head.map = m;
+      head.key =
+          Pack(kDim, kStoredK, DType::kBf16, &key_maps_[m * kDim * kStoredK], &packed[3 * m]);
       if (!c_.maps_values) continue;
-      head.values.push_back(Pack(kDim, kStoredV, DType::kBf16, &value_maps_[m * kDim * kStoredV],
-                                 &packed[3 * m + 1]));
-      head.outputs.push_back(
-          Pack(kStoredV, kDim, DType::kF32, &inverses_[m * kStoredV * kDim], &packed[3 * m + 2]));
+      head.value = (Pack(kDim, kStoredV, DType::kBf16, &value_maps_[m * kDim * kStoredV],
+                         &packed[3 * m + 1]));
+      head.output =
+          Pack(kStoredV, kDim, DType::kF32, &inverses_[m * kStoredV * kDim], &packed[3 * m + 2]);
     }
     FramesOfHead frames;
     if (c_.has_frames) {
@@ -134,14 +131,28 @@ class RebuiltProblem {
     frames.head_dim = kDim;
     frames.first_position = kFirstPosition;
     frames.first_place = kFirstPlace;
-    frames.q = reinterpret_cast<const std::byte*>(q_.data());
-    frames.q_stride = c_.n_maps * kDim;
     Buffer kernel = Buffer::Allocate(kAttendScratchBytes, "scratch").value();
-    Buffer own =
-        Buffer::Allocate(RebuiltScratchBytes(shape, kDim, c_.n_maps, n_rows()), "scratch").value();
-    AttendRebuilt({GetAttendKernels(isa, DType::kBf16), GetElementwiseKernels(isa), &linear, 0},
-                  {GetSealedReader(isa), GetRebuildKernels(isa)}, head, frames, params,
-                  {kernel.data(), own.data()});
+    Buffer own = Buffer::Allocate(RebuiltScratchBytes(shape, kDim, n_rows()), "scratch").value();
+    const int group = c_.group / c_.n_maps, n = c_.n_tokens * group;
+    std::vector<float> of_head(n * stored_v()), top(n), sum(n);
+    params.gqa_group = group;
+    params.n_rows = n;
+    params.o = of_head.data();
+    params.row_max = top.data();
+    params.row_sum = sum.data();
+    for (int m = 0; m < c_.n_maps; ++m) {
+      const int64_t first = int64_t{m} * group * c_.n_maps * kDim + m * kDim;
+      const RebuiltQueries queries = {reinterpret_cast<const std::byte*>(q_.data() + first),
+                                      int64_t{c_.group} * c_.n_maps * kDim, c_.n_maps * kDim};
+      AttendRebuilt({GetAttendKernels(isa, DType::kBf16), GetElementwiseKernels(isa), &linear, 0},
+                    {GetSealedReader(isa), GetRebuildKernels(isa)}, heads[m], frames, queries,
+                    params, {kernel.data(), own.data()});
+      for (int i = 0; i < n; ++i) {
+        const int row = i / group * c_.group + m * group + i % group;
+        std::copy_n(&of_head[i * stored_v()], stored_v(), &o[row * stored_v()]);
+        row_sum[row] = sum[i];
+      }
+    }
     std::vector<double> read(n_rows() * kDim);
     for (int row = 0; row < n_rows(); ++row) {
       for (int i = 0; i < kDim; ++i) {

@@ -264,5 +264,32 @@ TEST(PlanTest, RepeatedPlansReuseTheirMemory) {
   }
 }
 
+// Blocks are rebuilt for each item, so workers get few of them, and none a few rows.
+TEST(Planner, JobsOfRebuiltBlocksHaveFewItems) {
+  const JobSize job = {.n_tokens = 512,
+                       .gqa_group = 3,
+                       .n_entries = 4608,
+                       .first_visible = 4097,
+                       .rank_k = 64,
+                       .rank_v = 176,
+                       .is_rebuilt = true};
+  const std::vector<JobSize> jobs(3, job);
+  for (const Schedule schedule : kSchedules) {
+    for (const int n_workers : {1, 2, 3}) {
+      Planner planner(CostModelFor(Isa::kAvx512Bf16));
+      const AttentionPlan& plan = planner.Plan(jobs, n_workers, schedule);
+      EXPECT_LE(plan.items.size(), jobs.size() + n_workers);
+      std::vector<int> next_row(jobs.size());
+      for (const WorkItem& item : plan.items) {
+        EXPECT_GE(item.row_end - item.row_begin, kFewestRebuiltRows)
+            << ScheduleName(schedule) << ", " << n_workers << " workers";
+        EXPECT_EQ(item.row_begin, next_row[item.job_idx]);
+        next_row[item.job_idx] = item.row_end;
+      }
+      for (const int row : next_row) EXPECT_EQ(row, job.n_rows());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvlathe
