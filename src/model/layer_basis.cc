@@ -73,8 +73,8 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
   const int d = basis.head_dim, n_sharing = HeadsPerLatent(basis.keys),
             n_joined = HeadsPerMap(basis.keys);
   const int of_model = d / n_joined;  // head_dim there
-  const bool is_rebuilt = CanBeRebuilt(basis.keys) && types.rows == DType::kBf16 &&
-                          types.activations == DType::kBf16;
+  const bool is_rebuilt =
+      CanBeRebuilt(basis.keys) && types.rows == DType::kBf16 && types.activations == DType::kBf16;
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
     if (TurnWhenRead(basis.keys)) {
