@@ -13,13 +13,13 @@ namespace kvlathe {
 namespace {
 
 // 6 KV heads: rows of keys before RoPE stand in one group, those with values in two.
-constexpr StatisticsShape kHeads = {2, 6, 6, 64};
+constexpr StatisticsShape kSixHeads = {2, 6, 6, 64};
 constexpr int64_t kOfToken = 6 * 64, kSide = 3 * 64, kBoth = 2 * kSide;
-constexpr int kPairs = 16, kHalf = 32, kTokens = 40;
+constexpr int kPairs = 16, kHalf = 32, kDrawnRows = 40;
 
 std::vector<float> DrawTokens(uint64_t seed, double mean) {
   Random random(seed);
-  std::vector<float> rows(kTokens * kOfToken);
+  std::vector<float> rows(kDrawnRows * kOfToken);
   for (float& x : rows) x = static_cast<float>(mean + random.Normal());
   return rows;
 }
@@ -52,12 +52,12 @@ std::vector<std::vector<double>> RowsOfGroup(const std::vector<float>& k_pre,
                                              const std::vector<float>& v,
                                              const std::vector<float>& means,
                                              const PositionShift& shift) {
-  std::vector<int> positions(kTokens);
+  std::vector<int> positions(kDrawnRows);
   std::iota(positions.begin(), positions.end(), 0);
   std::vector<float> turned(k_pre.size());
   shift.TurnInFrames({positions, 6, 64, k_pre.data(), means.data() + kOfToken}, turned.data());
   std::vector<std::vector<double>> rows;
-  for (int64_t t = kCalibrationSinks; t < kTokens; ++t) {
+  for (int64_t t = kCalibrationSinks; t < kDrawnRows; ++t) {
     const auto keys = turned.begin() + t * kOfToken + kSide;
     const auto values = v.begin() + t * kOfToken + kSide;
     rows.emplace_back(keys, keys + kSide);
@@ -67,39 +67,39 @@ std::vector<std::vector<double>> RowsOfGroup(const std::vector<float>& k_pre,
 }
 
 TEST(KeyValueSumsTest, AreTheMomentsOfKeysWithTheirValues) {
-  ASSERT_EQ(KeyValueHeads(kHeads), 3);
+  ASSERT_EQ(KeyValueHeads(kSixHeads), 3);
   ThreadPool pool(2);
   std::vector<double> frequencies(kHalf);
   for (int i = 0; i < kHalf; ++i) frequencies[i] = std::pow(0.7, i);
   const std::vector<PositionShift> shifts(2, PositionShift(300, frequencies));
-  JointMomentSums joint(kHeads, kPairs, kHalf, &pool);
-  FisherSums fisher(kHeads, kPairs, &pool);
-  KeyValueSums sums(kHeads, kPairs, kHalf, &pool);
+  JointMomentSums joint(kSixHeads, kPairs, kHalf, &pool);
+  FisherSums fisher(kSixHeads, kPairs, &pool);
+  KeyValueSums sums(kSixHeads, kPairs, kHalf, &pool);
   joint.set_key_values(&sums);
   fisher.set_key_values(&sums);
   const std::vector<float> k_pre = DrawTokens(1, 2), v = DrawTokens(2, -1), g_k = DrawTokens(3, 0);
   std::vector<float> g_v = DrawTokens(4, 0);
   for (float& x : g_v) x *= 100;  // in units of its own
-  std::vector<int> positions(kTokens);
+  std::vector<int> positions(kDrawnRows);
   std::iota(positions.begin(), positions.end(), 0);
   for (const bool is_held_back : {false, true}) {
     joint.BeginSequence(shifts, is_held_back);
     for (int l = 0; l < 2; ++l) {
-      joint.Observe(
-          {l, kTokens, positions.data(), nullptr, nullptr, k_pre.data(), k_pre.data(), v.data()});
+      joint.Observe({l, kDrawnRows, positions.data(), nullptr, nullptr, k_pre.data(), k_pre.data(),
+                     v.data()});
       RowGradients gradients;
       gradients.layer_idx = l;
-      gradients.n_tokens = kTokens;
+      gradients.n_tokens = kDrawnRows;
       gradients.k_pre = gradients.k_post = g_k.data();
       gradients.k_pre_rows = gradients.k_post_rows = k_pre.data();
       gradients.v = g_v.data();
       gradients.v_rows = v.data();
       fisher.Add(gradients, shifts[l], joint.turning_means(), is_held_back);
     }
-    fisher.CountTokens(kTokens, is_held_back);
+    fisher.CountTokens(kDrawnRows, is_held_back);
   }
   joint.SettleTurningMeans(fisher.keys_before_rope());
-  CalibrationStatistics s = MakeStatistics(kHeads);
+  CalibrationStatistics s = MakeStatistics(kSixHeads);
   ASSERT_TRUE(sums.Finish(joint.turning_means(), fisher.n_tokens(), &s).ok());
   joint.Finish(&s);
 
@@ -108,7 +108,7 @@ TEST(KeyValueSumsTest, AreTheMomentsOfKeysWithTheirValues) {
   shifts[1].TurnGradientsInFrames({positions, 6, 64, g_k.data()}, turned.data());
   std::vector<double> once(rows.size(), 1), by_keys, by_values;
   std::vector<double> f(kBoth * kBoth);
-  for (int64_t t = kCalibrationSinks; t < kTokens; ++t) {
+  for (int64_t t = kCalibrationSinks; t < kDrawnRows; ++t) {
     std::vector<double> g(turned.begin() + t * kOfToken + kSide,
                           turned.begin() + t * kOfToken + 2 * kSide);
     g.insert(g.end(), g_v.begin() + t * kOfToken + kSide, g_v.begin() + t * kOfToken + 2 * kSide);
@@ -116,7 +116,7 @@ TEST(KeyValueSumsTest, AreTheMomentsOfKeysWithTheirValues) {
     by_keys.push_back(std::inner_product(g.begin(), middle, g.begin(), 0.0));
     by_values.push_back(std::inner_product(middle, g.end(), middle, 0.0));
     for (int64_t i = 0; i < kBoth; ++i) {
-      for (int64_t j = 0; j < kBoth; ++j) f[i * kBoth + j] += 0.5 / kTokens * g[i] * g[j];
+      for (int64_t j = 0; j < kBoth; ++j) f[i * kBoth + j] += 0.5 / kDrawnRows * g[i] * g[j];
     }
   }
   const double of_keys = std::accumulate(by_keys.begin(), by_keys.end(), 0.0);
