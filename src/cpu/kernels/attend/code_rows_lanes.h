@@ -125,6 +125,16 @@ KVL_INLINE void StoreScores(const DotSums<kRows, kVecs>& sums, int token, const 
   });
 }
 
+// Does so with the sums that tiles have found. Apart, so that it takes no registers of the dots.
+template <int kRows>
+__attribute__((noinline)) void StoreTiledScores(const int32_t* sums, const float* units,
+                                                const float* constants, bool adds, float* scores) {
+  for (int token = 0; token < kBlockSize; token += kLanes) {
+    StoreScores(LoadSums<kRows, 1>(sums + token, kBlockSize), token, units, constants, adds,
+                scores);
+  }
+}
+
 template <int kRows>
 void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
@@ -141,16 +151,13 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
   if (n_small > 0) {
     const SmallQueries& small = rows.rounded->small;
     const float *units = small.units + rows.first, *constants = small.constants + rows.first;
-    const auto store = [&](int token, const auto& sums) KVL_PART {
-      StoreScores(sums, token, units, constants, n_wide > 0, scores);
-    };
     if (kMayHaveByteTiles && rows.small_sums != nullptr) {
-      constexpr int kVecs = DotVecs(kRows, kBlockSize / kLanes);
-      for (int token = 0; token < kBlockSize; token += kVecs * kLanes) {
-        store(token, LoadSums<kRows, kVecs>(rows.small_sums + token, kBlockSize));
-      }
+      StoreTiledScores<kRows>(rows.small_sums, units, constants, n_wide > 0, scores);
     } else {
-      DotSmallTokens<kRows>(block.small, n_small, small.bytes[rows.first], store);
+      DotSmallTokens<kRows>(block.small, n_small, small.bytes[rows.first],
+                            [&](int token, const auto& sums) KVL_PART {
+                              StoreScores(sums, token, units, constants, n_wide > 0, scores);
+                            });
     }
   }
   if (side.has_token_scales) ScaleScores<kRows>(side, block.bytes, scores);
@@ -421,8 +428,9 @@ KVL_INLINE void ScaleProbs(const CodeBlock& block, const float* probs,
 // Adds the values of wide channels where bits are split, and makes weights of the others, rows of
 // `small` from `first` on.
 template <int kRows, int kMost>
-void AddWideValues(const CodeBlock& block, const ValueRows<kRows>& rows,
-                   const ValueRange (&ranges)[kValueOrders], int first, SmallProbs<kMost>* small) {
+KVL_INLINE void AddWideValues(const CodeBlock& block, const ValueRows<kRows>& rows,
+                              const ValueRange (&ranges)[kValueOrders], int first,
+                              SmallProbs<kMost>* small) {
   const PackedSideView& side = block.run->v;
   const int n_wide = block.WideChannels(side);
   constexpr float kNoConstants[kRows] = {};
@@ -462,15 +470,17 @@ void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
   FindValueRanges(side, n_wide, ranges);
   SmallProbs<kRows> weights;
   AddWideValues(block, rows, ranges, 0, &weights);
-  for (int order = 0; order < kValueOrders && n_wide < side.n_coded; ++order) {
-    const ValueRange& range = ranges[order];
-    float units[kRows];
-    Unroll<kRows>([&](auto r) KVL_PART { units[r.value] = weights.units[r.value] * range.step; });
-    DotSmallChannels<kRows>(block.value_small() + (range.first - n_wide) / 16 * kColumnBytes,
-                            weights.of[order][0], 0, range.n_channels,
-                            [&](int channel, const auto& sums) KVL_PART {
-                              StoreValues(rows, sums, range.first + channel, units, kNoConstants);
-                            });
+  if (n_wide < side.n_coded) {
+    for (int order = 0; order < kValueOrders; ++order) {
+      const ValueRange& range = ranges[order];
+      float units[kRows];
+      Unroll<kRows>([&](auto r) KVL_PART { units[r.value] = weights.units[r.value] * range.step; });
+      DotSmallChannels<kRows>(block.value_small() + (range.first - n_wide) / 16 * kColumnBytes,
+                              weights.of[order][0], 0, range.n_channels,
+                              [&](int channel, const auto& sums) KVL_PART {
+                                StoreValues(rows, sums, range.first + channel, units, kNoConstants);
+                              });
+    }
   }
   ShrinkUncoded(block, rows);
 }
