@@ -93,14 +93,14 @@ class ByteProblem {
   int n_sealed_;
 };
 
-struct Rows {
+struct SeenRows {
   int n_tokens;
   int group;
   int window = kNoWindow;
 };
 
 // Attention over the run and the plain entries behind it: the literal one of the decoded values.
-void CheckAttention(const SplitHead& head, const Kernels& of, const Rows& rows,
+void CheckAttention(const SplitHead& head, const Kernels& of, const SeenRows& rows,
                     const std::string& what) {
   const int n_tokens = rows.n_tokens, group = rows.group;
   const DType type = of.type;
@@ -244,7 +244,8 @@ TEST(SplitBits, AttentionWithinWindowsIsThatOfTheDecodedValues) {
     for (const bool has_one_side : {false, true}) {
       head.has_coded_rows = head.has_one_side = has_one_side;
       for (const int window : {40, 100}) {
-        for (const Rows& rows : {Rows{1, 8, window}, Rows{3, 4, window}, Rows{8, 4, window}}) {
+        for (const SeenRows& rows :
+             {SeenRows{1, 8, window}, SeenRows{3, 4, window}, SeenRows{8, 4, window}}) {
           CheckAttention(head, {kAttendEmulatedTiles, DType::kBf16, kBytesOfDots}, rows,
                          fmt::format("{} tokens {} group, one side {}, window {}", rows.n_tokens,
                                      rows.group, has_one_side, window));

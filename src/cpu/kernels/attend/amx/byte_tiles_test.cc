@@ -27,23 +27,23 @@ struct TileCase {
   int n_rows() const { return n_tokens * group; }
 };
 
-struct Partial {
+struct TileResult {
   std::vector<float> o, row_max, row_sum;
 
-  bool operator==(const Partial& other) const {
+  bool operator==(const TileResult& other) const {
     return std::memcmp(o.data(), other.o.data(), 4 * o.size()) == 0 && row_max == other.row_max &&
            row_sum == other.row_sum;
   }
 };
 
-// The partial result of kernels over sealed and plain entries.
-Partial Attended(const AttendKernels& kernels, const SplitProblem& p, const TileCase& c) {
+// The result of kernels over sealed and plain entries.
+TileResult Attended(const AttendKernels& kernels, const SplitProblem& p, const TileCase& c) {
   const int n = static_cast<int>(p.k.size()) / p.shape.rank_k, n_rows = c.n_rows();
   Random random(7);
   std::vector<Bf16> q(static_cast<size_t>(n_rows) * p.shape.rank_k);
   for (Bf16& x : q) x = ToBf16(static_cast<float>(random.Normal()));
-  Partial to = {std::vector<float>(static_cast<size_t>(n_rows) * p.shape.rank_v),
-                std::vector<float>(n_rows), std::vector<float>(n_rows)};
+  TileResult to = {std::vector<float>(static_cast<size_t>(n_rows) * p.shape.rank_v),
+                   std::vector<float>(n_rows), std::vector<float>(n_rows)};
   Buffer scratch = Buffer::Allocate(kAttendScratchBytes, "test").value();
   std::memset(scratch.data(), 0xff, scratch.n_bytes());
   AttendParams params;
