@@ -59,6 +59,8 @@ bool RequestAmx() {
   return syscall(SYS_arch_prctl, kArchReqXcompPerm, kXfeatureTileData) == 0;
 }
 
+bool HasAmxInt8Bit() { return (Cpuid(7, 0).edx & (1u << 25)) != 0; }
+
 std::vector<Isa> Detect() {
   std::vector<Isa> isas = {Isa::kScalar};
   if (!HasAvx2()) return isas;
@@ -87,6 +89,11 @@ std::string_view IsaName(Isa isa) {
 
 bool HasAvxVnni() {
   static const bool has = HasAvx2() && (Cpuid(7, 1).eax & (1u << 4)) != 0;
+  return has;
+}
+
+bool HasAmxInt8() {
+  static const bool has = AvailableIsas().back() == Isa::kAmx && HasAmxInt8Bit();
   return has;
 }
 

@@ -32,6 +32,9 @@ int64_t L1DataBytes();
 // Dots of bytes in vectors of 256 bits, which some machines with kAvx2 have.
 bool HasAvxVnni();
 
+// AMX-INT8, products of bytes in tiles, beside AMX-BF16 (kAmx).
+bool HasAmxInt8();
+
 constexpr bool HasBf16Dots(Isa isa) { return isa >= Isa::kAvx512Bf16; }
 
 }  // namespace kvlathe

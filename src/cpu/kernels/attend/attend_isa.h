@@ -3,6 +3,7 @@
 
 #include "cpu/kernels/attend/attend.h"
 #include "cpu/kernels/attend/attend_packed.h"
+#include "cpu/kernels/attend/byte_tiles.h"
 
 namespace kvlathe {
 
@@ -22,7 +23,10 @@ void AttendRowsAvx512(const AttendRowsParams& params);
 // As ExpandPackedBlock.
 void ExpandBlockAvx512(const PackedRunView& run, const std::byte* block, int block_idx,
                        float* values);
-// Over Bf16 rows, with codes as integers (code_rows_lanes.h) and rows in F32.
-void AttendCodesAvx512(const AttendParams& params, std::byte* scratch);
+// Over Bf16 rows, with codes as integers (code_rows_lanes.h) and rows in F32. `tiles` may be null;
+// they change no bit of the result.
+void AttendCodesAvx512(const AttendParams& params, const ByteTiles* tiles, std::byte* scratch);
+// Whether kAttendAvx512Bf16 does so.
+bool ReadsIntegers(const AttendParams& params);
 
 }  // namespace kvlathe

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "cpu/kernels/attend/attend_range.h"
+#include "cpu/kernels/attend/byte_tiles_lanes.h"
 #include "cpu/kernels/attend/code_rows_lanes.h"
 #include "cpu/kernels/attend/packed_lanes.h"
 #include "cpu/kernels/lanes.h"
@@ -39,6 +40,7 @@ struct Scratch {
   // Of a sealed block: the values of K and V, or the numbers of one of them.
   alignas(64) float values[2 * kBlockSize * kMaxRank];
   PanelWeights rounded;
+  ByteTileScratch tiles;
 
   int16_t* numbers() { return reinterpret_cast<int16_t*>(values); }
   uint8_t* small() { return reinterpret_cast<uint8_t*>(values + kBlockSize * kMaxRank); }
@@ -98,6 +100,7 @@ struct Panel {
   int first_row;
   int n_rows;
   Scratch* scratch;
+  TiledRows tiled = {};
 
   float* RowOfO(int row) const { return p->o + (first_row + row) * p->o_stride; }
 };
@@ -380,10 +383,12 @@ void AddValues(const Panel& panel, const BlockView<Row>& block, bool is_first, i
 
 template <int kRows>
 void ScoreRows(const Panel& panel, const CodeBlock& block, bool, int row, float* scores) {
-  ScoreCodes<kRows>(
-      block,
-      {.q = {panel.q + row * kQStride, kQStride}, .rounded = &panel.scratch->rounded, .first = row},
-      scores);
+  ScoreCodes<kRows>(block,
+                    {.q = {panel.q + row * kQStride, kQStride},
+                     .rounded = &panel.scratch->rounded,
+                     .first = row,
+                     .small_sums = panel.tiled.KeySums(row)},
+                    scores);
 }
 
 template <int kRows>
@@ -417,6 +422,10 @@ void AttendBlock(const Panel& panel, const Block& block, int first_row) {
   const AttendParams& p = *panel.p;
   Scratch* scratch = panel.scratch;
   ReadKeys(block);
+  constexpr bool kMayTile = kMayHaveByteTiles && std::is_same_v<Block, CodeBlock>;
+  if constexpr (kMayTile) {
+    DotKeysInTiles(panel.tiled, block, scratch->rounded.small, first_row);
+  }
   for (int row = first_row, n; row < panel.n_rows; row += n) {
     n = RowsOfTile(block, panel.n_rows - row);
     WithCount<kMostRowsOf<Block>>(n, [&](auto rows) {
@@ -438,6 +447,10 @@ void AttendBlock(const Panel& panel, const Block& block, int first_row) {
     }
   }
   ReadValues(block);
+  if constexpr (kMayTile) {
+    const ValueRows<1> rows = {scratch->probs[0], panel.RowOfO(0), p.o_stride, scratch->rows};
+    if (AddValuesInTiles(panel.tiled, block, rows, first_row)) return;
+  }
   for (int row = first_row, n; row < panel.n_rows; row += n) {
     n = RowsOfTile(block, panel.n_rows - row);
     // What the tile's last row sees; the others have probability 0 there.
@@ -555,17 +568,26 @@ KVL_INLINE void PointToQ(const Row* q, Panel* panel) {
   panel->q = panel->scratch->q;
 }
 
+// `tiles` may be null.
 template <typename Row>
-void Attend(const AttendParams& p, std::byte* scratch) {
+void AttendWith(const AttendParams& p, const ByteTiles* tiles, std::byte* scratch) {
   for (int row = 0; row < p.n_rows; row += kPanelRows) {
     Panel panel = {.p = &p,
                    .log2_scale = p.sm_scale * kLog2E,
                    .first_row = row,
                    .n_rows = Min(kPanelRows, p.n_rows - row),
                    .scratch = reinterpret_cast<Scratch*>(scratch)};
+    panel.tiled = TiledRows::Of(tiles, panel.n_rows, &panel.scratch->tiles);
     PointToQ(static_cast<const Row*>(p.q), &panel);
+    panel.tiled.Begin();
     AttendPanel<Row>(panel);
+    panel.tiled.End();
   }
+}
+
+template <typename Row>
+void Attend(const AttendParams& p, std::byte* scratch) {
+  AttendWith<Row>(p, nullptr, scratch);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 
 #include "cpu/kernels/attend/attend_packed.h"
 #include "cpu/kernels/attend/attend_range.h"
+#include "cpu/kernels/attend/byte_tiles.h"
 #include "cpu/kernels/attend/code_dots_lanes.h"
 #include "cpu/kernels/attend/line_reader_lanes.h"
 #include "cpu/kernels/lanes.h"
@@ -32,6 +33,8 @@ namespace {
 
 constexpr int kKeyQuadBytes = 4 * kBlockSize;
 constexpr int kColumnBytes = 16 * kBlockSize;
+// Whether ByteTiles may multiply these bytes.
+constexpr bool kMayHaveByteTiles = kHasByteDots && kLanes == 16;
 constexpr int kMostByteBits = kHasByteDots ? 4 : kSmallBits;
 #if defined(__AVX512VBMI__) && !defined(KVLATHE_NARROW_LANES)
 constexpr int16_t kSignOfBytes = static_cast<int16_t>(0x8080);
@@ -276,7 +279,7 @@ KVL_INLINE __m256i SortIntoQuads(__m256i x, int distance) {
 }
 
 // Queries of a panel: a number of channel n_wide + c is bytes[r][c] times units[r], in the order of
-// quads. constants[r] takes kSmallOffset out of the sums.
+// quads, with zeros behind them (kByteTileStep). constants[r] takes kSmallOffset out of the sums.
 struct SmallQueries {
   alignas(64) int8_t bytes[kMaxCodeRows][kMaxRank];
   float units[kMaxCodeRows];
@@ -302,6 +305,9 @@ KVL_INLINE void RoundSmallQueries(const FloatRows& q, int n_rows, const PackedSi
     });
     const float largest = MaxOfLanes(top), nothing = 0 * SumOfLanes(total);  // or NaN
     const float per_unit = largest > 0 ? kLargestQueryByte / largest : 0;
+    const int n_small = side.n_coded - n_wide;
+    const int n_tiled = (n_small + kByteTileStep - 1) / kByteTileStep * kByteTileStep;
+    __builtin_memset(to->bytes[r] + n_small, 0, n_tiled - n_small);
     int sum = 0;
     for_each_segment([&](const CodeSegment& segment, float step) KVL_PART {
       for (int c = segment.first; c < segment.first + segment.n_channels; c += 16) {
@@ -347,20 +353,21 @@ struct SmallProbs {
   float units[kRows];
 };
 
-template <int kRows>
+// Those of kRows rows become rows of `to` from `first` on.
+template <int kRows, int kMost>
 KVL_INLINE void RoundSmallProbs(const FloatRows& probs, const WeightSizes<kRows>& sizes,
-                                const ValueRange (&ranges)[kValueOrders], bool sorts,
-                                SmallProbs<kRows>* to) {
+                                const ValueRange (&ranges)[kValueOrders], bool sorts, int first,
+                                SmallProbs<kMost>* to) {
   constexpr int kDistances[] = {ValueDistance(1), ValueDistance(2), ValueDistance(4)};
   Unroll<kRows>([&](auto r) KVL_PART {
     const float largest = MaxOfLanes(sizes.top[r.value]);
     const float per_unit = largest > 0 ? kLargestProbByte / largest : 0;
-    to->units[r.value] = largest / kLargestProbByte + 0 * SumOfLanes(sizes.sum[r.value]);
+    to->units[first + r.value] = largest / kLargestProbByte + 0 * SumOfLanes(sizes.sum[r.value]);
     for (int t = 0; t < kBlockSize; t += 32) {
       const __m256i bytes = RoundToBytes<false>(probs[r.value] + t, per_unit);
       Unroll<kValueOrders>([&](auto order) KVL_PART {
         if (ranges[order.value].n_channels == 0) return;
-        _mm256_store_si256(reinterpret_cast<__m256i*>(to->of[order.value][r.value] + t),
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to->of[order.value][first + r.value] + t),
                            SortIntoQuads(bytes, sorts ? kDistances[order.value] : 1));
       });
     }
@@ -398,6 +405,18 @@ KVL_INLINE DotSums<kRows, kVecs> DotQuads(int n_quads, const void* weights, int 
     });
   }
   return sums;
+}
+
+// Sums that tiles have stored, `stride` apart from row to row.
+template <int kRows, int kVecs>
+KVL_INLINE DotSums<kRows, kVecs> LoadSums(const int32_t* sums, int stride) {
+  DotSums<kRows, kVecs> loaded;
+  Unroll<kRows>([&](auto r) KVL_PART {
+    Unroll<kVecs>([&](auto v) KVL_PART {
+      loaded.of[r.value][v.value] = LoadWords(sums + r.value * stride + kLanes * v.value);
+    });
+  });
+  return loaded;
 }
 
 // Calls use(token, sums) with the sums of n_channels channels for all tokens.

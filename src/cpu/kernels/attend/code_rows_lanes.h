@@ -57,6 +57,8 @@ struct QueryRows {
   FloatRows q;
   const PanelWeights* rounded;  // of the panel
   int first;                    // of the panel's rows
+  // Of small.bytes, kBlockSize apart from row to row, where tiles have found them; null otherwise.
+  const int32_t* small_sums;
 };
 
 KVL_LANES void RoundWideQueries(const FloatRows& q, int n_rows, const PackedSideView& side,
@@ -123,6 +125,16 @@ KVL_INLINE void StoreScores(const DotSums<kRows, kVecs>& sums, int token, const 
   });
 }
 
+// Does so with the sums that tiles have found. Apart, so that it takes no registers of the dots.
+template <int kRows>
+__attribute__((noinline)) void StoreTiledScores(const int32_t* sums, const float* units,
+                                                const float* constants, bool adds, float* scores) {
+  for (int token = 0; token < kBlockSize; token += kLanes) {
+    StoreScores(LoadSums<kRows, 1>(sums + token, kBlockSize), token, units, constants, adds,
+                scores);
+  }
+}
+
 template <int kRows>
 void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* scores) {
   const PackedSideView& side = block.run->k;
@@ -139,10 +151,14 @@ void ScoreSegments(const CodeBlock& block, const QueryRows<kRows>& rows, float* 
   if (n_small > 0) {
     const SmallQueries& small = rows.rounded->small;
     const float *units = small.units + rows.first, *constants = small.constants + rows.first;
-    DotSmallTokens<kRows>(block.small, n_small, small.bytes[rows.first],
-                          [&](int token, const auto& sums) KVL_PART {
-                            StoreScores(sums, token, units, constants, n_wide > 0, scores);
-                          });
+    if (kMayHaveByteTiles && rows.small_sums != nullptr) {
+      StoreTiledScores<kRows>(rows.small_sums, units, constants, n_wide > 0, scores);
+    } else {
+      DotSmallTokens<kRows>(block.small, n_small, small.bytes[rows.first],
+                            [&](int token, const auto& sums) KVL_PART {
+                              StoreScores(sums, token, units, constants, n_wide > 0, scores);
+                            });
+    }
   }
   if (side.has_token_scales) ScaleScores<kRows>(side, block.bytes, scores);
 }
@@ -409,8 +425,12 @@ KVL_INLINE void ScaleProbs(const CodeBlock& block, const float* probs,
   }
 }
 
-template <int kRows>
-void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
+// Adds the values of wide channels where bits are split, and makes weights of the others, rows of
+// `small` from `first` on.
+template <int kRows, int kMost>
+KVL_INLINE void AddWideValues(const CodeBlock& block, const ValueRows<kRows>& rows,
+                              const ValueRange (&ranges)[kValueOrders], int first,
+                              SmallProbs<kMost>* small) {
   const PackedSideView& side = block.run->v;
   const int n_wide = block.WideChannels(side);
   constexpr float kNoConstants[kRows] = {};
@@ -425,10 +445,32 @@ void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
     AddChannels(block, 0, n_wide, weights, kNoConstants, rows);
   }
   if (n_wide < side.n_coded) {
-    ValueRange ranges[kValueOrders] = {};
-    FindValueRanges(side, n_wide, ranges);
-    SmallProbs<kRows> weights;
-    RoundSmallProbs(probs, sizes, ranges, !block.run->has_one_side, &weights);
+    RoundSmallProbs(probs, sizes, ranges, !block.run->has_one_side, first, small);
+  }
+}
+
+// Channels without codes are zero where bits are split.
+template <int kRows>
+KVL_INLINE void ShrinkUncoded(const CodeBlock& block, const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  for (int channel = side.n_coded; channel < side.rank; channel += kLanes) {
+    Unroll<kRows>([&](auto r) KVL_PART {
+      float* o = rows.o + r.value * rows.o_stride + channel;
+      Store(o, Set1(rows.states[r.value].shrink) * Load(o));
+    });
+  }
+}
+
+template <int kRows>
+void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
+  const PackedSideView& side = block.run->v;
+  const int n_wide = block.WideChannels(side);
+  constexpr float kNoConstants[kRows] = {};
+  ValueRange ranges[kValueOrders] = {};
+  FindValueRanges(side, n_wide, ranges);
+  SmallProbs<kRows> weights;
+  AddWideValues(block, rows, ranges, 0, &weights);
+  if (n_wide < side.n_coded) {
     for (int order = 0; order < kValueOrders; ++order) {
       const ValueRange& range = ranges[order];
       float units[kRows];
@@ -440,12 +482,7 @@ void AddValueSegments(const CodeBlock& block, const ValueRows<kRows>& rows) {
                               });
     }
   }
-  for (int channel = side.n_coded; channel < side.rank; channel += kLanes) {
-    Unroll<kRows>([&](auto r) KVL_PART {
-      float* o = rows.o + r.value * rows.o_stride + channel;
-      Store(o, Set1(rows.states[r.value].shrink) * Load(o));
-    });
-  }
+  ShrinkUncoded(block, rows);
 }
 
 template <int kRows>

@@ -10,6 +10,7 @@
 #include "base/random.h"
 #include "cpu/kernels/attend/attend.h"
 #include "cpu/kernels/attend/attend_packed.h"
+#include "cpu/kernels/attend/byte_tiles.h"
 #include "cpu/kernels/latent/latent_keys.h"
 #include "cpu/kernels/testing/attend_emulated.h"
 #include "cpu/kernels/testing/split_bits_problem.h"
@@ -92,9 +93,16 @@ class ByteProblem {
   int n_sealed_;
 };
 
+struct SeenRows {
+  int n_tokens;
+  int group;
+  int window = kNoWindow;
+};
+
 // Attention over the run and the plain entries behind it: the literal one of the decoded values.
-void CheckAttention(const SplitHead& head, const Kernels& of, int n_tokens, int group,
+void CheckAttention(const SplitHead& head, const Kernels& of, const SeenRows& rows,
                     const std::string& what) {
+  const int n_tokens = rows.n_tokens, group = rows.group;
   const DType type = of.type;
   SplitProblem p(head, type, 11);
   ASSERT_TRUE(p.Seal(AvailableIsas().back()).ok());
@@ -124,6 +132,7 @@ void CheckAttention(const SplitHead& head, const Kernels& of, int n_tokens, int 
   params.row_max = row_max.data();
   params.row_sum = row_sum.data();
   params.is_exact = of.is_exact();
+  params.window = rows.window;
   of.kernels.attend(params, scratch.data());
 
   std::vector<double> k(p.k.begin(), p.k.end()), v(p.v.begin(), p.v.end());
@@ -157,7 +166,7 @@ void CheckAttention(const SplitHead& head, const Kernels& of, int n_tokens, int 
     std::vector<double> added;
     if (!of.is_exact()) added = bytes.AddedScores(&q[row * p.shape.rank_k]);
     added.resize(n);
-    for (int t = 0; t < n_seen; ++t) {
+    for (int t = std::max(0, n_seen - rows.window); t < n_seen; ++t) {
       double score = added[t];
       for (int c = 0; c < p.shape.rank_k; ++c) {
         score += q[row * p.shape.rank_k + c] * k[t * p.shape.rank_k + c];
@@ -196,27 +205,50 @@ TEST(SplitBits, AttentionIsThatOfTheDecodedValues) {
         for (const int group : {1, 3, 4}) {
           const auto check = [&](const Kernels& of, std::string name) {
             CheckAttention(
-                head, of, n_tokens, group,
+                head, of, {n_tokens, group},
                 fmt::format("{} {} exact {} tokens {} group {} rank {} lowrank {} kind {}", name,
                             DTypeName(of.type), of.is_exact(), n_tokens, group,
                             SumOfChannels(head.k_channels), lowrank, kind));
           };
+          // With fewer rows AVX-512 multiplies Bf16 numbers, but where rows have one side.
+          const bool has_rows = n_tokens * group >= 4 || head.has_one_side;
           for (const Isa isa : AvailableIsas()) {
             for (const DType type : {DType::kBf16, DType::kF32}) {
               check({GetAttendKernels(isa, type), type}, std::string(IsaName(isa)));
             }
             const Kernels of_bytes = {GetAttendKernels(isa, DType::kBf16), DType::kBf16,
                                       BytesOf(isa)};
-            // With fewer rows AVX-512 multiplies Bf16 numbers, but where rows have one side.
-            const bool has_rows = n_tokens * group >= 4 || head.has_one_side;
             if (isa == Isa::kAvx2 || (HasBf16Dots(isa) && has_rows)) {
               check(of_bytes, std::string(IsaName(isa)) + " bytes");
             }
           }
           if (HasBf16Dots(AvailableIsas().back())) {
             check({kAttendEmulatedTiles, DType::kBf16}, "emulated AMX");
+            // From 64 rows on, those that need not be bytes are products of Bf16 tiles.
+            const int n_rows = n_tokens * group;
+            if (n_rows >= kMinByteTileRows && (n_rows < 64 || head.has_one_side)) {
+              check({kAttendEmulatedTiles, DType::kBf16, kBytesOfDots}, "emulated AMX bytes");
+            }
             check({kAttendNarrowVnni, DType::kBf16, kBytesOfDots}, "dots of narrow vectors");
           }
+        }
+      }
+    }
+  }
+}
+
+// Windows that begin within a block, before the last one and in it.
+TEST(SplitBits, AttentionWithinWindowsIsThatOfTheDecodedValues) {
+  if (!HasBf16Dots(AvailableIsas().back())) GTEST_SKIP() << "needs AVX-512 BF16";
+  for (SplitHead head : kSplitHeads) {
+    for (const bool has_one_side : {false, true}) {
+      head.has_coded_rows = head.has_one_side = has_one_side;
+      for (const int window : {40, 100}) {
+        for (const SeenRows& rows :
+             {SeenRows{1, 8, window}, SeenRows{3, 4, window}, SeenRows{8, 4, window}}) {
+          CheckAttention(head, {kAttendEmulatedTiles, DType::kBf16, kBytesOfDots}, rows,
+                         fmt::format("{} tokens {} group, one side {}, window {}", rows.n_tokens,
+                                     rows.group, has_one_side, window));
         }
       }
     }

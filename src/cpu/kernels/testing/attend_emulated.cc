@@ -5,15 +5,18 @@
 namespace kvlathe {
 namespace {
 
-// Tiles as Intel's Software Developer's Manual (volume 2, TILELOADD and TDPBF16PS) describes them:
-// even and odd products of a row are summed apart, each step one fused multiply-add, and denormals
-// are zero.
+// Tiles as Intel's Software Developer's Manual (volume 2, TILELOADD, TDPBF16PS and TDPBSUD, whose
+// page has TDPBUSD too) describes them. Of Bf16 numbers, even and odd products of a row are summed
+// apart, each step one fused multiply-add, and denormals are zero. Of bytes, products are added to
+// integers of 32 bits, which may overflow.
 struct EmulatedTiles {
   struct State {
     int rows[8] = {};
     float c[4][16][16] = {};
     uint16_t ab[8][16][32] = {};
   };
+  static thread_local int64_t byte_products;
+  static bool HasBytes() { return true; }
   static thread_local State state;
 
   static void Configure(int rows) {
@@ -64,13 +67,44 @@ struct EmulatedTiles {
       }
     }
   }
+  template <typename OfA, typename OfB, int kC, int kA, int kB>
+  static void MultiplyBytes() {
+    ++byte_products;
+    for (int m = 0; m < state.rows[kC]; ++m) {
+      OfA a[64];
+      __builtin_memcpy(a, state.ab[kA][m], sizeof(a));
+      uint32_t sums[16];
+      __builtin_memcpy(sums, state.c[kC][m], sizeof(sums));
+      for (int k = 0; k < 16; ++k) {
+        OfB b[64];
+        __builtin_memcpy(b, state.ab[kB][k], sizeof(b));
+        for (int n = 0; n < 16; ++n) {
+          for (int i = 0; i < 4; ++i) {
+            sums[n] += static_cast<uint32_t>(int{a[4 * k + i]} * int{b[4 * n + i]});
+          }
+        }
+      }
+      __builtin_memcpy(state.c[kC][m], sums, sizeof(sums));
+    }
+  }
+  template <int kC, int kA, int kB>
+  static void MultiplySignedByUnsigned() {
+    MultiplyBytes<int8_t, uint8_t, kC, kA, kB>();
+  }
+  template <int kC, int kA, int kB>
+  static void MultiplyUnsignedBySigned() {
+    MultiplyBytes<uint8_t, int8_t, kC, kA, kB>();
+  }
 };
 
 thread_local EmulatedTiles::State EmulatedTiles::state;
+thread_local int64_t EmulatedTiles::byte_products = 0;
 
 }  // namespace
 
 const AttendKernels kAttendEmulatedTiles = {AttendWithTiles<EmulatedTiles>, AttendRowsAvx512,
                                             AppendBf16};
+
+int64_t EmulatedByteProducts() { return EmulatedTiles::byte_products; }
 
 }  // namespace kvlathe

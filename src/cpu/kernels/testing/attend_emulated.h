@@ -8,6 +8,8 @@ namespace kvlathe {
 
 // The AMX kernel on tiles emulated in C++.
 extern const AttendKernels kAttendEmulatedTiles;
+// How many products of tiles of bytes this thread has emulated.
+int64_t EmulatedByteProducts();
 // The kernel of AVX-VNNI with instructions of AVX-512 VNNI for vectors of 256 bits.
 extern const AttendKernels kAttendNarrowVnni;
 

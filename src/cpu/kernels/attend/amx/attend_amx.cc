@@ -1,4 +1,5 @@
-// Attention on AMX BF16 tiles.
+// Attention on AMX tiles of Bf16 numbers and of bytes.
+#include "base/cpu_features.h"
 #include "cpu/kernels/attend/amx/attend_amx_kernel.h"
 
 namespace kvlathe {
@@ -18,6 +19,7 @@ static_assert(sizeof(TileConfig) == 64);
 // say so (g++ 12 may drop the stores that fill a configuration or a tile's source); here every
 // operand in memory is declared.
 struct AmxTiles {
+  static bool HasBytes() { return HasAmxInt8(); }
   static KVL_INLINE void Configure(int rows) {
     TileConfig config;
     for (int tile = 0; tile < 8; ++tile) {
@@ -42,6 +44,14 @@ struct AmxTiles {
   template <int kC, int kA, int kB>
   static KVL_INLINE void Multiply() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+  }
+  template <int kC, int kA, int kB>
+  static KVL_INLINE void MultiplySignedByUnsigned() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+  }
+  template <int kC, int kA, int kB>
+  static KVL_INLINE void MultiplyUnsignedBySigned() {
+    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
   }
 };
 

@@ -8,9 +8,11 @@
 //
 // A policy provides Configure(rows), Release(), Zero<tile>(), Load<tile>(p, stride),
 // Store<tile>(p, stride) and Multiply<c, a, b>() (c += a b). Tiles 0-3 are C and 4-5 A with `rows`
-// rows, 6-7 B with 16 rows; all have 64 bytes a row; strides are in bytes.
+// rows, 6-7 B with 16 rows; all have 64 bytes a row; strides are in bytes. Codes that AVX-512 reads
+// as integers stay so, and their bytes meet in tiles too (byte_tiles_amx.h).
 #pragma once
 
+#include "cpu/kernels/attend/amx/byte_tiles_amx.h"
 #include "cpu/kernels/attend/attend_isa.h"
 #include "cpu/kernels/attend/attend_packed.h"
 #include "cpu/kernels/attend/avx512/attend_avx512.h"
@@ -357,7 +359,8 @@ void AttendWithTiles(const AttendParams& p, std::byte* scratch) {
       p.mean.n_pairs > 0 || p.shape.has_one_side ||
       (p.packed != nullptr && (p.packed->codebooks != nullptr || p.packed->rotation.half > 0));
   if (has_other_keys || p.n_rows < min_rows || p.shape.rank_k < kStepDims) {
-    return kAttendAvx512Bf16.attend(p, scratch);
+    if (!ReadsIntegers(p)) return kAttendAvx512Bf16.attend(p, scratch);
+    return AttendCodesAvx512(p, Tiles::HasBytes() ? &kByteTilesOf<Tiles> : nullptr, scratch);
   }
   const int first_row = ClearRowsThatSeeNothing(p);
   const int n_rows = p.n_rows - first_row;

@@ -415,14 +415,8 @@ void AttendPanel(const Panel& panel) {
 // they become Bf16 numbers on their way into the dots, which gives a row other bits.
 constexpr int kMinIntegerRows = 4;
 
-bool ReadsIntegers(const AttendParams& p) {
-  if (p.mean.n_pairs > 0 || p.shape.has_one_side) return true;
-  if (p.packed == nullptr || p.packed->rotation.half > 0 || p.is_exact) return false;
-  return HasSplitBits(*p.packed) && (p.n_rows >= kMinIntegerRows || p.is_deterministic);
-}
-
 void Attend(const AttendParams& p, std::byte* scratch) {
-  if (ReadsIntegers(p)) return AttendCodesAvx512(p, scratch);
+  if (ReadsIntegers(p)) return AttendCodesAvx512(p, nullptr, scratch);
   const SealedAs form = FormOfSealed(p);
   const bool reads_codes = p.packed != nullptr && form == SealedAs::kCodes;
   const int panel_rows = reads_codes ? PanelRowsOf(*p.packed) : kPanelRows;
@@ -438,6 +432,12 @@ void Attend(const AttendParams& p, std::byte* scratch) {
 }
 
 }  // namespace
+
+bool ReadsIntegers(const AttendParams& p) {
+  if (p.mean.n_pairs > 0 || p.shape.has_one_side) return true;
+  if (p.packed == nullptr || p.packed->rotation.half > 0 || p.is_exact) return false;
+  return HasSplitBits(*p.packed) && (p.n_rows >= kMinIntegerRows || p.is_deterministic);
+}
 
 const AttendKernels kAttendAvx512Bf16 = {Attend, AttendRowsAvx512, AppendBf16};
 

@@ -12,8 +12,8 @@ void ExpandBlockAvx512(const PackedRunView& run, const std::byte* block, int blo
   ExpandSealedBlock(run, block, block_idx, values);
 }
 
-void AttendCodesAvx512(const AttendParams& params, std::byte* scratch) {
-  Attend<uint16_t>(params, scratch);
+void AttendCodesAvx512(const AttendParams& params, const ByteTiles* tiles, std::byte* scratch) {
+  AttendWith<uint16_t>(params, tiles, scratch);
 }
 
 }  // namespace kvlathe
