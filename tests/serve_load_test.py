@@ -59,7 +59,7 @@ class LoadTest(cli_support.CommandLineCase):
             n_bytes = self.bytes_of_the_longest(server)
             self.assertEqual(server.metric("vllm:num_preemptions_total"), 0)
         self.assertGreater(len(set(alone)), N_REQUESTS // 2)
-        with self.serve("--kv-memory", 3 * n_bytes // 2) as server:
+        with self.serve("--kv-memory", 5 * n_bytes // 4) as server:
             with concurrent.futures.ThreadPoolExecutor(N_REQUESTS + N_GONE) as clients:
                 gone = [clients.submit(self.leave, server, request) for request in list(requests(seed=2))[:N_GONE]]
                 together = list(clients.map(lambda request: self.text(server, request), wanted))

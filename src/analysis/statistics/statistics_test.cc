@@ -127,7 +127,7 @@ TEST(StatisticsTest, DamagedFilesAreErrors) {
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_FALSE(ReadStatistics(path).ok());
   other = whole;
-  other.replace(other.find("\"format_version\":\"13\""), 21, "\"format_version\":\"07\"");
+  other.replace(other.find("\"format_version\":\"14\""), 21, "\"format_version\":\"07\"");
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_THAT(MessageOf(ReadStatistics(path).status()),
               AllOf(HasSubstr("format version 07"), HasSubstr("kvlathe calibrate")));
