@@ -14,7 +14,7 @@
 
 namespace kvlathe {
 
-// Rows of a layer: keys as TurningMeans::RowsWithAngles has them, and [n_rows, n_kv_heads *
+// Rows of a layer: keys as TurningMeans::FrameRowsWithAngles has them, and [n_rows, n_kv_heads *
 // head_dim] of each of the others.
 struct KeyValueRows {
   int layer_idx = 0;
