@@ -9,6 +9,14 @@
 
 namespace kvlathe {
 
+// Rows [n_rows, width], stride apart.
+struct AdderRows {
+  const float* first;
+  int64_t n_rows;
+  int64_t stride;
+  int64_t width;
+};
+
 // Rows that are centred and what JointSums take of them, slice by slice, on all workers of a pool.
 class JointAdder {
  public:
@@ -18,6 +26,8 @@ class JointAdder {
   // Adds rows [n_rows, width], row_stride apart, to moments `idx`; weights [n_rows] or null.
   void Add(const float* rows, int64_t n_rows, int64_t row_stride, const float* weights,
            int64_t width, int64_t idx, JointSums* sums);
+  // sums [width, width] += X^T X of the rows as they are.
+  void AddSquares(const AdderRows& rows, float* sums);
 
  private:
   ThreadPool* pool_;

@@ -6,40 +6,12 @@
 #include <utility>
 
 #include "calibration/moment_sums.h"
-#include "cpu/kernels/linear/dense_product.h"
 
 namespace kvlathe {
 namespace {
 
-constexpr int64_t kColumnStep = 16;  // of what a worker takes of a matrix
-
-// c [width, columns.end - columns.begin], which is c_stride wide, = X^T X of some columns, or added
-// to it. X [n_rows, width], its rows x_stride apart.
-void MultiplyColumns(const float* x, int64_t n_rows, int64_t x_stride, int64_t width, Range columns,
-                     bool accumulate, float* c, int64_t c_stride) {
-  Multiply({.n_rows = width,
-            .n_columns = columns.end - columns.begin,
-            .n_inner = n_rows,
-            .a = x,
-            .a_stride = x_stride,
-            .is_a_transposed = true,
-            .b = x + columns.begin,
-            .b_stride = x_stride,
-            .c = c,
-            .c_stride = c_stride,
-            .accumulate = accumulate});
-}
-
 int64_t JointWidth(const StatisticsShape& shape) {
   return int64_t{JointHeads(shape)} * shape.head_dim;
-}
-
-JointSums MakeSums(int64_t n_matrices, int64_t width) {
-  JointSums sums;
-  sums.weight.resize(n_matrices);
-  sums.mean.resize(n_matrices * width);
-  sums.scatter.resize(n_matrices * width * width);
-  return sums;
 }
 
 // 0 where nothing was added.
@@ -56,45 +28,6 @@ void Normalise(JointSums* sums, int64_t width, std::vector<float>* mean,
 
 }  // namespace
 
-void JointAdder::Add(const float* rows, int64_t n_rows, int64_t row_stride, const float* weights,
-                     int64_t width, int64_t idx, JointSums* sums) {
-  centred_.resize(kSliceRows * width);
-  double* const scatter = &sums->scatter[idx * width * width];
-  for (int64_t first = 0; first < n_rows; first += kSliceRows) {
-    const int64_t n = std::min(kSliceRows, n_rows - first);
-    const float* const of_slice = weights != nullptr ? weights + first : nullptr;
-    const double weight =
-        of_slice != nullptr ? std::accumulate(of_slice, of_slice + n, 0.0) : static_cast<double>(n);
-    if (weight == 0) continue;
-    std::vector<double> mean(width);
-    pool_->Run([&](int worker_id) {
-      const Range columns = ShareOf(width, kColumnStep, worker_id, pool_->n_workers());
-      const int64_t n_columns = columns.end - columns.begin;
-      if (n_columns == 0) return;
-      const std::vector<double> of_columns =
-          CentreRows(rows + first * row_stride + columns.begin, n, row_stride, of_slice, n_columns,
-                     centred_.data() + columns.begin, width);
-      std::copy(of_columns.begin(), of_columns.end(), mean.begin() + columns.begin);
-    });
-    const SliceJoint joint = JoinMeans(weight, mean, &sums->weight[idx], &sums->mean[idx * width]);
-    pool_->Run([&](int worker_id) {
-      const Range columns = ShareOf(width, kColumnStep, worker_id, pool_->n_workers());
-      const int64_t n_columns = columns.end - columns.begin;
-      if (n_columns == 0) return;
-      std::vector<float>& product = products_[worker_id];
-      product.resize(width * n_columns);
-      MultiplyColumns(centred_.data(), n, width, width, columns, false, product.data(), n_columns);
-      for (int64_t i = 0; i < width; ++i) {
-        const double shift = joint.factor * joint.shift[i];
-        double* const to = scatter + i * width + columns.begin;
-        for (int64_t j = 0; j < n_columns; ++j) {
-          to[j] += product[i * n_columns + j] + shift * joint.shift[columns.begin + j];
-        }
-      }
-    });
-  }
-}
-
 JointMomentSums::JointMomentSums(const StatisticsShape& shape, int n_pairs, int half,
                                  ThreadPool* pool)
     : shape_(shape),
@@ -104,7 +37,8 @@ JointMomentSums::JointMomentSums(const StatisticsShape& shape, int n_pairs, int 
       adder_(pool) {
   for (Part& part : parts_) {
     for (int kind = 0; kind < kKinds; ++kind) {
-      part.of_kind[kind] = MakeSums(shape.n_layers * n_groups_, WidthOf(static_cast<Kind>(kind)));
+      part.of_kind[kind] =
+          MakeJointSums(shape.n_layers * n_groups_, WidthOf(static_cast<Kind>(kind)));
     }
   }
 }
@@ -174,7 +108,6 @@ void JointMomentSums::Finish(CalibrationStatistics* statistics) {
 
 FisherSums::FisherSums(const StatisticsShape& shape, int n_pairs, ThreadPool* pool)
     : shape_(shape),
-      pool_(pool),
       width_(JointWidth(shape)),
       n_groups_(shape.n_kv_heads / JointHeads(shape)),
       adder_(pool) {
@@ -183,7 +116,7 @@ FisherSums::FisherSums(const StatisticsShape& shape, int n_pairs, ThreadPool* po
     for (KindSums* sums : {&part.k, &part.k_block, &part.k_pre, &part.v}) {
       const bool have_angles = sums == &part.k || sums == &part.k_block;
       const int64_t n_angles = have_angles ? 2 * n_pairs : 0;
-      sums->rows = MakeSums(n_matrices, width_ + n_angles);
+      sums->rows = MakeJointSums(n_matrices, width_ + n_angles);
       sums->fisher.resize(n_matrices * width_ * width_);
     }
   }
@@ -249,12 +182,8 @@ void FisherSums::AddRows(const float* gradients, const GroupRows& of, int layer_
     }
     adder_.Add(rows + group * of.row_width, n, row_stride, weights_.data(), of.row_width, at,
                &sums->rows);
-    pool_->Run([&](int worker_id) {
-      const Range columns = ShareOf(width_, kColumnStep, worker_id, pool_->n_workers());
-      if (columns.begin == columns.end) return;
-      MultiplyColumns(gradients + group * width_, n, stride, width_, columns, true,
-                      sums->fisher.data() + at * width_ * width_ + columns.begin, width_);
-    });
+    adder_.AddSquares({gradients + group * width_, n, stride, width_},
+                      sums->fisher.data() + at * width_ * width_);
   }
 }
 

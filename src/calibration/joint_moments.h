@@ -113,7 +113,6 @@ class FisherSums {
   Status FinishMoments(int64_t n_tokens, KindSums* sums, JointMoments* moments) const;
 
   StatisticsShape shape_;
-  ThreadPool* pool_;
   int64_t width_, n_groups_;
   Part parts_[2];  // calibration, held back
   std::vector<float> turned_, turned_rows_, weights_;

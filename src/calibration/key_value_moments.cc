@@ -5,20 +5,8 @@
 #include <numeric>
 #include <utility>
 
-#include "cpu/kernels/linear/dense_product.h"
-
 namespace kvlathe {
 namespace {
-
-constexpr int64_t kFisherColumns = 16;  // of what a worker takes of a matrix
-
-JointSums MakeKeyValueSums(int64_t n_matrices, int64_t width) {
-  JointSums sums;
-  sums.weight.resize(n_matrices);
-  sums.mean.resize(n_matrices * width);
-  sums.scatter.resize(n_matrices * width * width);
-  return sums;
-}
 
 void AppendFloats(const std::vector<double>& from, std::vector<float>* to) {
   for (const double x : from) to->push_back(static_cast<float>(x));
@@ -38,11 +26,10 @@ KeyValueSums::KeyValueSums(const StatisticsShape& shape, int n_pairs, int half, 
       width_(2 * side_),
       row_width_(width_ + 2 * n_pairs_),
       n_groups_(shape.n_kv_heads / KeyValueHeads(shape)),
-      pool_(pool),
       adder_(pool) {
   const int64_t n_matrices = shape.n_layers * n_groups_;
   for (JointSums* sums : {&plain_, &by_keys_, &by_values_}) {
-    *sums = MakeKeyValueSums(n_matrices, row_width_);
+    *sums = MakeJointSums(n_matrices, row_width_);
   }
   fisher_.resize(n_matrices * width_ * width_);
 }
@@ -90,21 +77,8 @@ void KeyValueSums::AddGradients(const KeyValueRows& rows) {
       adder_.Add(rows_.data(), n, row_width_, weights_.data(), row_width_, idx, sums);
       place += side_;
     }
-    pool_->Run([&](int worker_id) {
-      const Range columns = ShareOf(width_, kFisherColumns, worker_id, pool_->n_workers());
-      if (columns.begin == columns.end) return;
-      Multiply({.n_rows = width_,
-                .n_columns = columns.end - columns.begin,
-                .n_inner = n,
-                .a = gradients_.data(),
-                .a_stride = width_,
-                .is_a_transposed = true,
-                .b = gradients_.data() + columns.begin,
-                .b_stride = width_,
-                .c = fisher_.data() + idx * width_ * width_ + columns.begin,
-                .c_stride = width_,
-                .accumulate = true});
-    });
+    adder_.AddSquares({gradients_.data(), n, width_, width_},
+                      fisher_.data() + idx * width_ * width_);
   }
 }
 

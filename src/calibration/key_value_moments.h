@@ -61,7 +61,6 @@ class KeyValueSums {
   int64_t width_;      // of its keys and values
   int64_t row_width_;  // and of the angles
   int64_t n_groups_;   // of a layer
-  ThreadPool* pool_;
   JointAdder adder_;
   JointSums plain_, by_keys_, by_values_;
   std::vector<float> fisher_;  // [n_layers, n_groups, width_, width_], not yet divided

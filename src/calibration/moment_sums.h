@@ -45,6 +45,15 @@ struct JointSums {
   }
 };
 
+// Of nothing yet.
+inline JointSums MakeJointSums(int64_t n_matrices, int64_t width) {
+  JointSums sums;
+  sums.weight.resize(n_matrices);
+  sums.mean.resize(n_matrices * width);
+  sums.scatter.resize(n_matrices * width * width);
+  return sums;
+}
+
 // How a slice joins the rows before it: the scatter of all is the sum of both about their own means
 // and factor * shift shift^T, so nothing is ever subtracted (Chan, Golub and LeVeque 1983,
 // "Algorithms for computing the sample variance").
