@@ -16,6 +16,8 @@ namespace kvlathe {
 namespace {
 
 constexpr int kConcurrentSequences = 16;
+// Fewer are not worth a request of their own.
+constexpr size_t kLeastCommonTokens = 64;
 
 double FractionOf(const Model& model, const KvBytes& bytes, int n_positions) {
   return static_cast<double>(bytes.total()) /
@@ -99,6 +101,36 @@ Status OfExample(size_t i, const Status& status) {
   return Error(status.code(), "example {}: {}", i + 1, MessageOf(status));
 }
 
+// What all prompts begin with, such as solved questions; less than each of them.
+std::span<const int32_t> CommonPrompt(std::span<const PreparedExample> examples) {
+  const std::vector<int32_t>& first = examples[0].prompt;
+  size_t n_common = first.size() - 1;
+  for (const PreparedExample& example : examples) {
+    const std::vector<int32_t>& prompt = example.prompt;
+    n_common = std::min(n_common, prompt.size() - 1);
+    const auto parted = std::mismatch(first.begin(), first.begin() + n_common, prompt.begin());
+    n_common = parted.first - first.begin();
+  }
+  return std::span(first).first(n_common);
+}
+
+// Reads what all prompts begin with, which the engine then keeps for them.
+Status ReadCommonPrompt(const PreparedTask& task, Engine* engine) {
+  const std::span<const int32_t> common = CommonPrompt(task.examples);
+  if (task.examples.size() < 2 || common.size() < kLeastCommonTokens) return OkStatus();
+  Request request;
+  request.prompt.assign(common.begin(), common.end());
+  request.max_tokens = 1;
+  Status outcome_status;
+  const auto on_finish = [&](Engine::RequestId, const RequestOutcome& outcome) {
+    outcome_status = outcome.status;
+  };
+  KVL_RETURN_IF_ERROR(engine->Submit(std::move(request), nullptr, on_finish).status());
+  while (engine->Step()) {
+  }
+  return outcome_status;
+}
+
 Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
                 int64_t kv_budget_bytes, ScoreSheet* sheet) {
   const size_t n = task.examples.size();
@@ -106,7 +138,15 @@ Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& ta
   streams.reserve(n);
   Status failure;  // the first
   BlockPool pool(kv_budget_bytes, &model->machine().memory());
-  Engine engine({model}, &pool, {.max_sequences = kConcurrentSequences});
+  // What is kept of earlier requests is given up as soon as a sequence needs its room.
+  const bool shares = SharesPrefixes(model->layout());
+  Engine engine(
+      {model}, &pool,
+      {.max_sequences = kConcurrentSequences, .prefix_bytes = shares ? kv_budget_bytes : 0});
+  if (shares) {
+    const Status read = ReadCommonPrompt(task, &engine);
+    if (!read.ok()) return OfExample(0, read);
+  }
   for (size_t i = 0; i < n; ++i) {
     const PreparedExample& example = task.examples[i];
     std::vector<std::string> stops = example.text.more_stops;

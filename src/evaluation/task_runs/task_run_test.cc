@@ -232,6 +232,29 @@ TEST_F(TaskRunTest, ManySequencesAtOnceSayWhatEachSaysAlone) {
   }
 }
 
+// What prompts begin with is read once for all of them; each says what it says alone, where it
+// reads its whole prompt.
+TEST_F(TaskRunTest, PromptsThatBeginAlikeSayWhatEachSaysAlone) {
+  std::string solved;
+  for (int i = 0; i < 15; ++i) solved += "Q: " + std::to_string(i * 7) + " is?\n";
+  std::vector<TaskExample> examples;
+  for (int i = 0; i < 20; ++i) {
+    examples.push_back(Example(solved + std::string(1 + i, static_cast<char>('b' + i)), "012345"));
+  }
+  examples.push_back(Example(solved, "the prompt that all others go on from"));
+  for (const double rate : {-1.0, 0.5}) {
+    const std::unique_ptr<Model> model = Make(rate);
+    const TaskResult together = Run(model.get(), Prepare(TaskMetric::kExactMatch, examples));
+    double kv_fraction = 0;
+    for (size_t i = 0; i < examples.size(); ++i) {
+      const TaskResult alone = Run(model.get(), Prepare(TaskMetric::kExactMatch, {examples[i]}));
+      EXPECT_EQ(together.predictions[i].output, alone.predictions[0].output) << i;
+      kv_fraction += alone.kv_fraction / examples.size();
+    }
+    EXPECT_NEAR(together.kv_fraction, kv_fraction, 1e-12);
+  }
+}
+
 TEST_F(TaskRunTest, CountsTheBytesHeldAtTheEnd) {
   const PreparedTask task =
       Prepare(TaskMetric::kExactMatch, {Example(std::string(199, 'x'), "0123")});
