@@ -58,7 +58,12 @@ LARGE_BYTES = 512 << 20  # of weights
 LARGE = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "q8_0(newest=32)", "q4_0(newest=32)", "int8(newest=32)",
          "kivi(bits=3,group=64,newest=32)", "gear(bits=2,newest=32)", "snapkv(keep=0.5)", "h2o(keep=0.5)", "lathe(ratio=4)", "lathe(ratio=6)",
          "lathe(ratio=8)"]
-LARGE_TASKS = ["none", "kivi(bits=4,group=64,newest=32)", "lathe(ratio=4)", "lathe(ratio=8)"]
+LARGE_TASKS = ["none", "lathe(ratio=8)", "kivi(bits=4,group=64,newest=32)", "lathe(ratio=4)", "kivi(bits=2,group=64,newest=32)",
+               "gear(bits=2,newest=32)"]
+# Those of GEAR's tables, on chains of thought.
+GEAR_TASKS = ["none", "lathe(ratio=8)", "kivi(bits=2,group=64,newest=32)", "gear(bits=2,newest=32)", "kivi(bits=4,group=64,newest=32)",
+              "kcvt(bits=4,newest=32)", "h2o(keep=0.5)", "gear-l(bits=2,newest=32)", "outlier-aware(bits=2,newest=32)", "gear(bits=4,newest=32)",
+              "token(bits=2,newest=32)", "lathe(ratio=4)"]
 LARGE_LONG = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=4)", "lathe(ratio=8)"]
 LARGE_NEEDLES = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=8)"]
 
@@ -267,7 +272,7 @@ def large_parts(setup):
         compared(setup, "quality", "WikiText-2 test, 2 windows of 2048 tokens", LARGE, "wiki", 2, 2048, WIKI, n_together=5),
         compared(setup, "long", "WikiText-2 test, a window of 8192 tokens", LARGE_LONG, "wiki", 1, 8192, WIKI, n_together=5),
         task(setup, "tasks/gsm8k", "GSM8K", f"gsm8k:{setup.data}/gsm8k/test.jsonl",
-             ("--task-count", "50", "--shots", f"{setup.data}/{GSM8K_SHOTS}", rounded), LARGE_TASKS, data=("gsm8k/test.jsonl", GSM8K_SHOTS)),
+             ("--task-count", "200", "--shots", f"{setup.data}/{GSM8K_SHOTS}", rounded), GEAR_TASKS, data=("gsm8k/test.jsonl", GSM8K_SHOTS)),
         task(setup, "tasks/humaneval", "HumanEval, pass@1", f"humaneval:{problems.path}", ("--task-count", "164", rounded), LARGE_TASKS,
              data=(PROGRAMS,), prepared=(problems,), problems=f"{setup.data}/{PROGRAMS}"),
         needle(4000, 10),
