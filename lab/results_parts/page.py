@@ -32,14 +32,18 @@ TAILS = {"kl_median": "KL, median", "kl_p99": "99%", "kl_p999": "99.9%", "kl_wor
 N_MOST_ROWS = 20  # of a table
 GENERATED = "Written by lab/results.py page"  # stands in the first line of each page
 
+def in_hours(seconds):
+    return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
+
+
 def provenance_block(view):
     store = view.store
     lines = [f"Model: `{store.model['file']}`, {store.model['bytes']:,} bytes of weights, SHA-256 `{store.model['sha256']}`.", ""]
     for key, run in store.runs.items():
-        n = sum(record["run"] == key for record in store.records.values())
+        seconds = [record["seconds"] for record in store.records.values() if record["run"] == key]
         dirty = " with changes that are in no commit" if run.get("dirty") else ""
         machine = f"{run['machine']}, {run['cores']} cores" + (f", {run['instructions']}" if run["instructions"] else "")
-        lines.append(f"- {run['date']}: {n} records by the program of commit {run['commit']}{dirty}; {machine}")
+        lines.append(f"- {run['date']}: {len(seconds)} records in {in_hours(sum(seconds))} by the program of commit {run['commit']}{dirty}; {machine}")
     return [*lines, ""]
 
 
