@@ -4,6 +4,7 @@ import pathlib
 from dataclasses import dataclass
 
 from . import prepare
+from .paper_specs import GEAR
 
 # Where a method can keep its newest positions in 16 bits, it keeps 32. lathe keeps more by itself: WITHOUT has it with 32, NEWEST others with as many.
 CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
@@ -142,6 +143,7 @@ def text_parts(setup):
         n_window = min(setup.context, MOST_WINDOW)
         parts.append(compared(setup, "full", f"WikiText-2 test, a window of {n_window} tokens", FULL, "wiki", 1, n_window, WIKI))
     parts.append(compared(setup, "methods", "every method on WikiText-2 test, 4 windows of 2048 tokens", METHODS, "wiki", 4, 2048, WIKI))
+    parts.append(compared(setup, "gear", "the same text, GEAR's ranks, exact entries and repairs of a part", GEAR, "wiki", 4, 2048, WIKI, n_together=10))
     return parts + calibration_parts(setup) + prediction_parts(setup)
 
 
