@@ -11,3 +11,14 @@ GEAR = ["none", "token(bits=2,newest=32)", "kivi(bits=2,group=64,newest=32)", "g
         "gear(bits=2,newest=32)", *(f"gear(bits=2,share={share},newest=32)" for share in SHARES), "gear(bits=2,decode=0,newest=32)",
         "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "gear-l(bits=4,newest=32)",
         *(f"gear-l(bits=4,prefill={prompt},decode={buffer},newest=32)" for prompt, buffer in RANKS), "gear(bits=4,newest=32)"]
+
+# Of whose errors the spectrum is looked at: GEAR's backbones at 2 and 4 bits, exact entries left in and taken out.
+BACKBONES = ("token(bits={},newest=32)", "kcvt(bits={},newest=32)", "kivi(bits={},group=64,newest=32)")
+RESIDUALS = [backbone.format(bits) + exact for bits in (2, 4) for backbone in BACKBONES for exact in ("", "+sparse")]
+
+HEADS = ["zack(rate=0.25)", "zack(rate=0.5)"]
+
+# Rotations of one calibration beside those of another, and caches with a basis from so many tokens of a text.
+ROTATED = "zack(rate=0.25)"
+N_TOKENS = (1024, 2048, 4096, 8192, 16384, 24576)
+FEW_TOKENS = ["zack(rate=0.25)", "palu(rate=0.25,round=16)", "lathe(ratio=8,context=2048)"]
