@@ -22,3 +22,4 @@ HEADS = ["zack(rate=0.25)", "zack(rate=0.5)"]
 ROTATED = "zack(rate=0.25)"
 N_TOKENS = (1024, 2048, 4096, 8192, 16384, 24576)
 FEW_TOKENS = ["zack(rate=0.25)", "palu(rate=0.25,round=16)", "lathe(ratio=8,context=2048)"]
+N_WITH_GRADIENTS = 4096  # tokens up to which lathe is measured; docs/basis.md has it behind

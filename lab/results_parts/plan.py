@@ -4,7 +4,7 @@ import pathlib
 from dataclasses import dataclass
 
 from . import prepare
-from .paper_specs import FEW_TOKENS, GEAR, HEADS, N_TOKENS, RESIDUALS, ROTATED
+from .paper_specs import FEW_TOKENS, GEAR, HEADS, N_TOKENS, N_WITH_GRADIENTS, RESIDUALS, ROTATED
 
 # Where a method can keep its newest positions in 16 bits, it keeps 32. lathe keeps more by itself: WITHOUT has it with 32, NEWEST others with as many.
 CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
@@ -177,14 +177,16 @@ def rotation_parts(setup):
              "programs": text("prediction-programs.txt", problems.path, (problems,))}
     bases = {name: basis(f"rotations-{name}", "--text", of.path, *moments, needs=(of,)) for name, of in texts.items()}
     bases["random"] = basis("rotations-random", "--random-tokens", "8192", *moments)
-    few = {n: basis(f"tokens-{n}", "--text", "share/calibration.txt", "--tokens", str(n)) for n in N_TOKENS}
+    few = {n: basis(f"tokens-{n}", "--text", "share/calibration.txt", "--tokens", str(n), *(moments if n > N_WITH_GRADIENTS else ()))
+           for n in N_TOKENS}
     pairs = [(one, other) for one in bases for other in bases if one != other] + [(n, "wiki") for n in N_TOKENS]
     bases |= few
     data = (WIKI, NOVEL, PROGRAMS)
     parts = [Part(f"rotations/{one}/{other}", f"rotations of {one} on rows of {other}", (ROTATED,),
                   ("inspect", "-m", setup.model, "--basis", bases[one].path, "--against", bases[other].path), data=data,
                   prepared=(bases[one], bases[other])) for one, other in pairs]
-    return parts + [Part(f"tokens/{n}", f"WikiText-2 test, 4 windows of 2048 tokens, calibrated on {n} tokens", tuple(FEW_TOKENS),
+    return parts + [Part(f"tokens/{n}", f"WikiText-2 test, 4 windows of 2048 tokens, calibrated on {n} tokens",
+                         tuple(kv for kv in FEW_TOKENS if n <= N_WITH_GRADIENTS or not kv.startswith("lathe")),
                          ("compare", "-m", setup.model, "-c", "2048", "--basis", few[n].path, "--text", texts["wiki"].path), data=(WIKI,),
                          prepared=(few[n], texts["wiki"])) for n in N_TOKENS]
 
