@@ -35,7 +35,7 @@ takes 2% of the entries out first (GEAR, Figure 2b)."""
 HEADS_LEGEND = """Standard deviation over mean among the KV heads of a layer, in percent: the mean of layers, and the least to the most of a layer
 (ZACK, Tables 6 and 7)."""
 ROTATIONS_TITLE = "rotations of one text on the rows of another"
-ROTATIONS_LEGEND = """Calibrated on 8192 tokens of WikiText-2 test, a novel, programs (HumanEval) and random tokens, and on 1024 and more of the text
+ROTATIONS_LEGEND = """Calibrated on 4096 tokens of WikiText-2 test, a novel, programs (HumanEval) and random tokens, and on 1024 and more of the text
 that comes with kvlathe. Of the energy (squares) of rows of one text, kept is what the first directions of another text keep, over
 what as many of their own keep; lost is what they lose, over what their own lose; overlap the mean squared cosine between both
 spaces. Elements differ by the mean of the absolute difference, columns with the signs that agree, which is how ZACK's Tables 4 and 5 compare."""

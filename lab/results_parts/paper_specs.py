@@ -20,6 +20,7 @@ HEADS = ["zack(rate=0.25)", "zack(rate=0.5)"]
 
 # Rotations of one calibration beside those of another, and caches with a basis from so many tokens of a text.
 ROTATED = "zack(rate=0.25)"
-N_TOKENS = (1024, 2048, 4096, 8192, 16384, 24576)
+N_TOKENS = (1024, 2048, 4096, 8192, 24576)
+N_ROTATED = "4096"  # tokens of each text
 FEW_TOKENS = ["zack(rate=0.25)", "palu(rate=0.25,round=16)", "lathe(ratio=8,context=2048)"]
 N_WITH_GRADIENTS = 4096  # tokens up to which lathe is measured; docs/basis.md has it behind

@@ -4,7 +4,7 @@ import pathlib
 from dataclasses import dataclass
 
 from . import prepare
-from .paper_specs import FEW_TOKENS, GEAR, HEADS, N_TOKENS, N_WITH_GRADIENTS, RESIDUALS, ROTATED
+from .paper_specs import FEW_TOKENS, GEAR, HEADS, N_ROTATED, N_TOKENS, N_WITH_GRADIENTS, RESIDUALS, ROTATED
 
 # Where a method can keep its newest positions in 16 bits, it keeps 32. lathe keeps more by itself: WITHOUT has it with 32, NEWEST others with as many.
 CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
@@ -173,10 +173,11 @@ def rotation_parts(setup):
 
     problems = prepare.Prepared(f"{setup.work}/humaneval.py", prepare.programs_of(f"{setup.data}/{PROGRAMS}"))
     moments = ("--gradients=false",)
+    most = ("--tokens", N_ROTATED)
     texts = {"wiki": text("wiki-4x2048.txt", f"{setup.data}/{WIKI}"), "novel": text("novel-4x2048.txt", f"{setup.data}/{NOVEL}"),
              "programs": text("prediction-programs.txt", problems.path, (problems,))}
-    bases = {name: basis(f"rotations-{name}", "--text", of.path, *moments, needs=(of,)) for name, of in texts.items()}
-    bases["random"] = basis("rotations-random", "--random-tokens", "8192", *moments)
+    bases = {name: basis(f"rotations-{name}", "--text", of.path, *most, *moments, needs=(of,)) for name, of in texts.items()}
+    bases["random"] = basis("rotations-random", "--random-tokens", N_ROTATED, *moments)
     few = {n: basis(f"tokens-{n}", "--text", "share/calibration.txt", "--tokens", str(n), *(moments if n > N_WITH_GRADIENTS else ()))
            for n in N_TOKENS}
     pairs = [(one, other) for one in bases for other in bases if one != other] + [(n, "wiki") for n in N_TOKENS]
