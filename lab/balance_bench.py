@@ -5,7 +5,8 @@
 
 For each way to balance it starts replicas and HAProxy (deploy/replicas.sh, with the words behind -- for every replica) and sends them the same
 requests at the same times (`kvlathe bench serve`, open loop, Poisson). Of the requests, --long-share have prompts and answers that are
---long-factor times as long. It prints latencies of all requests; the order in which ways are measured goes round with each of --rounds.
+--long-factor times as long. It prints latencies of all requests; each of --rounds has requests and times of its own, since one draw of them may
+suit a way by chance, and the order in which ways are measured goes round.
 """
 
 import argparse
@@ -27,8 +28,8 @@ FIGURES = ["mean_normalized_latency_ms", "p90_normalized_latency_ms", "p99_norma
 SETTINGS = ["replicas", "rounds", "requests", "prompt_tokens", "answer_tokens", "long_share", "long_factor", "seed", "words"]
 
 
-def write_requests(path, options):
-    rng = random.Random(options.seed)
+def write_requests(path, options, seed):
+    rng = random.Random(seed)
     with open(path, "w") as file:
         for _ in range(options.requests):
             factor = options.long_factor if rng.random() < options.long_share else 1
@@ -59,14 +60,14 @@ class Replicas:
         self.process.wait()
 
 
-def measure(options, way, rate, requests):
+def measure(options, way, rate, requests, seed):
     with tempfile.TemporaryDirectory(prefix="kvlathe_balance_") as state, Replicas(options, way, state) as replicas:
         done = subprocess.run(
             [options.kvlathe, "bench", "serve", "--base-url", replicas.url, "--dataset-name", "file", "--dataset-path", requests,
-             "--request-rate", str(rate), "--num-prompts", str(options.requests), "--num-warmups", "4", "--seed", str(options.seed),
+             "--request-rate", str(rate), "--num-prompts", str(options.requests), "--num-warmups", "4", "--seed", str(seed),
              "--percentile-metrics", "ttft", "--metric-percentiles", "99", "--json"], stdout=subprocess.PIPE, text=True, check=True)
     result = json.loads(done.stdout)
-    return {"balance": way, "rate": rate, **{figure: result[figure] for figure in FIGURES}}
+    return {"balance": way, "rate": rate, "seed": seed, **{figure: result[figure] for figure in FIGURES}}
 
 
 def parse_options():
@@ -102,12 +103,13 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory(prefix="kvlathe_requests_") as folder:
         requests = pathlib.Path(folder) / "requests.jsonl"
-        write_requests(requests, options)
         print("  ".join(["balance       ", "  rate", *FIGURES]), flush=True)
         for rate in map(float, options.rates.split(",")):
             for number in range(options.rounds):
+                seed = options.seed + number
+                write_requests(requests, options, seed)
                 for way in WAYS[number % 3 :] + WAYS[: number % 3]:
-                    row = measure(options, way, rate, requests)
+                    row = measure(options, way, rate, requests, seed)
                     rows.append(row)
                     print("  ".join([f"{way:14}", f"{rate:6g}", *(f"{row[figure]:{len(figure)}.4g}" for figure in FIGURES)]), flush=True)
             if options.json:

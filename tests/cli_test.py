@@ -376,6 +376,23 @@ class CommandLine(cli_support.CommandLineCase):
                          sum(report["kv_bytes"][part] for part in
                              ("blocks", "sinks", "run_records", "layer_records", "tables", "entries")))
 
+    def test_rotations_of_two_calibrations_stand_beside_one_another(self):
+        basis, other = self.folder / "rotations.safetensors", self.folder / "others.safetensors"
+        for path, tokens in ((basis, ["--random-tokens", FEW_TOKENS]), (other, ["--text", TEXT, "--tokens", 2048])):
+            done = self.json_of("calibrate", "-m", MODEL, "--gradients=false", *tokens, "-o", path)
+            self.assertEqual((done["gradient_tokens"], done["held_back_tokens"]), (0, 0))
+        inspect = ["inspect", "-m", MODEL, "--basis", basis, "--against", other, "--kv"]
+        for side in self.json_of(*inspect, "zack(rate=0.25)")["similarity"].values():
+            self.assertTrue(0.5 < side["kept"] < 1 < side["lost"], side)
+            self.assertTrue(0 < side["element_difference"] and 0.5 < side["overlap"] < 1, side)
+        same = self.json_of("inspect", "-m", MODEL, "--basis", basis, "--against", basis, "--kv", "zack(rate=0.25)")["similarity"]["v"]
+        self.assertAlmostEqual(same["kept"], 1, 5)
+        self.assertAlmostEqual(same["element_difference"], 0, 6)
+        self.assert_refused(2, "no rotations", *inspect, "palu(rate=0.25)")
+        self.assert_refused(2, "give --kv zack or fdc", *inspect, "kivi")
+        self.assert_refused(1, "holds no gradients", "inspect", "-m", MODEL, "--basis", basis, "--kv", "lathe(ratio=4)")
+        self.assert_refused(2, "made of gradients", "calibrate", "-m", MODEL, "--gradients=false", "--all-queries", "-o", basis)
+
     def test_calibrates_on_the_rows_that_a_cache_merges(self):
         basis = self.folder / "basis-merged.safetensors"
         done = self.json_of("calibrate", "-m", MODEL, "--random-tokens", FEW_TOKENS, "--kv", "pool(n=2)", "-o", basis)

@@ -76,6 +76,11 @@ Status RunCalibrate(CalibrateOptions options) {
                  "--maps: give -o FILE; other methods need all of the statistics, which would not "
                  "be beside the model then");
   }
+  if (!options.run.gradients && (!options.maps.empty() || options.run.all_queries)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--gradients=false: {} is made of gradients; leave one of both out",
+                 options.maps.empty() ? "--all-queries" : "--maps");
+  }
   if (!options.kv.empty()) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(options.kv));
     KVL_RETURN_IF_ERROR(CheckSupported(spec));
@@ -105,9 +110,10 @@ Status RunCalibrate(CalibrateOptions options) {
   const std::string path = OutputOf(options, *workspace);
   // What cannot be written is known before the work begins.
   if (!path.empty()) {
-    KVL_RETURN_IF_ERROR(CheckCanKeep(
-        path, ShapeOf(workspace->config()),
-        {.across_heads = options.run.across_heads, .key_values = options.run.key_values}));
+    KVL_RETURN_IF_ERROR(CheckCanKeep(path, ShapeOf(workspace->config()),
+                                     {.gradients = options.run.gradients,
+                                      .across_heads = options.run.across_heads,
+                                      .key_values = options.run.key_values}));
     options.run.checkpoint_path = CheckpointPathOf(path);
   }
   CalibrationTimes times;
@@ -170,6 +176,10 @@ void AddCalibrateVerb(Verbs* verbs) {
                    "of more than 134 million weights)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
       ->needs(text);
+  verb->add_flag(
+      "--gradients", options->run.gradients,
+      "what errors of stored rows cost, for lathe and kvquant; =false leaves it out, which takes a "
+      "third of the time and is enough for fdc, zack, palu and eigen");
   verb->add_flag(
       "--across-heads", options->run.across_heads,
       "Gram matrices across the KV heads of a layer too, for palu(group=N): 8 bytes times "

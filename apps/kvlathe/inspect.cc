@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "analysis/bases/lathe_maps.h"
 #include "analysis/bases/report.h"
+#include "analysis/bases/similarity.h"
 #include "base/units.h"
 #include "evaluation/stored_error.h"
 #include "io/files.h"
@@ -16,6 +18,7 @@
 #include "kv/byte_kinds.h"
 #include "kv/seal/seal_schedule.h"
 #include "kvlathe/heat_map.h"
+#include "kvlathe/inspect_errors.h"
 #include "kvlathe/inspect_merging.h"
 #include "kvlathe/open_workspace.h"
 #include "runtime/calibration_run.h"
@@ -28,6 +31,7 @@ struct InspectOptions {
   ModelOptions model;
   std::string overlap_text;
   std::string error_text;
+  std::string other_basis;  // --against: statistics
   MergingOptions merging;
 };
 
@@ -115,6 +119,49 @@ StatusOr<double> OverlapWithText(Workspace* workspace, const Spec& spec,
   return MeanKeyOverlap(*from_random, from_text, workspace->config().head_dim / 2);
 }
 
+// The rotations of the workspace's statistics beside those of a file.
+StatusOr<BasisSimilarity> SimilarityTo(Workspace* workspace, const SpecModel& spec_model,
+                                       const std::string& path) {
+  if (!spec_model.ranks.has_value()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--against compares rotations, and {} has none; give --kv zack or fdc",
+                 spec_model.spec.ToString());
+  }
+  const ModelConfig& config = workspace->config();
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics, ReadStatisticsOrMaps(path));
+  KVL_RETURN_IF_ERROR(CheckStatisticsMatch(statistics, path, ShapeOf(config),
+                                           workspace->model_hash(), config.DescribePositions()));
+  if (statistics.maps_of.has_value()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: maps for lathe alone, of which no rotations can be made; give statistics",
+                 path);
+  }
+  BasisAnalyses& analyses = workspace->planner().analyses();
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis* basis, analyses.Of(spec_model.spec));
+  KVL_ASSIGN_OR_RETURN(const BasisAnalysis other, analyses.From(spec_model.spec, statistics));
+  return CompareRotations(*basis, other, spec_model.ranks->ranks);
+}
+
+nlohmann::ordered_json SimilarityJson(const BasisSimilarity& similarity) {
+  const auto side = [](const RotationSimilarity& of) {
+    return nlohmann::ordered_json{{"kept", of.kept},
+                                  {"lost", of.lost},
+                                  {"overlap", of.overlap},
+                                  {"element_difference", of.element_difference}};
+  };
+  return {{"qk", side(similarity.qk)}, {"v", side(similarity.v)}};
+}
+
+void PrintSimilarity(const std::string& path, const BasisSimilarity& similarity) {
+  fmt::print("rotations beside those of {}, at the ranks of each head:\n", path);
+  fmt::print("{:>4} {:>12} {:>10} {:>9} {:>20}\n", "", "energy kept", "lost over", "overlap",
+             "elements differ by");
+  for (const auto& [name, side] : {std::pair("QK", similarity.qk), std::pair("V", similarity.v)}) {
+    fmt::print("{:>4} {:>12.5f} {:>10.3f} {:>9.3f} {:>20.4f}\n", name, side.kept, side.lost,
+               side.overlap, side.element_difference);
+  }
+}
+
 // Every eighth singular value: how fast they fall.
 std::string SpectrumLine(const std::vector<double>& values) {
   std::string line;
@@ -153,6 +200,19 @@ void PrintHeatMaps(const Workspace& workspace, const BasisAnalysis& analysis,
              RenderHeatMaps(bit_maps, c.n_layers, c.n_kv_heads, StyleOfOutput()));
 }
 
+HeadVariation MeanVariation(const BasisAnalysis& analysis, const RankAllocation& allocation) {
+  HeadVariation mean;
+  const std::vector<HeadVariation> layers = VariationByLayer(analysis, allocation);
+  const auto n = static_cast<double>(layers.size());
+  for (const HeadVariation& layer : layers) {
+    mean.largest_qk += layer.largest_qk / n;
+    mean.largest_v += layer.largest_v / n;
+    mean.rank_k += layer.rank_k / n;
+    mean.rank_v += layer.rank_v / n;
+  }
+  return mean;
+}
+
 void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
                 const RankAllocation& allocation) {
   const BasisReport report = ReportBasis(analysis, allocation);
@@ -161,8 +221,13 @@ void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
       report.removal_rate, report.eta, report.mean_rank_k, report.mean_rank_v,
       analysis.shape.head_dim);
   fmt::print(
-      "coefficient of variation of the largest singular value over heads: QK {:.3f}, V {:.3f}\n\n",
+      "coefficient of variation of the largest singular value over heads: QK {:.3f}, V {:.3f}\n",
       report.cv_largest_qk, report.cv_largest_v);
+  const HeadVariation variation = MeanVariation(analysis, allocation);
+  fmt::print(
+      "among the heads of a layer, mean over layers: QK {:.3f}, V {:.3f}; of rank_k {:.3f}, of "
+      "rank_v {:.3f}\n\n",
+      variation.largest_qk, variation.largest_v, variation.rank_k, variation.rank_v);
   PrintHeatMaps(workspace, analysis, allocation);
   fmt::print("{:>5} {:>7} {:>6} {:>6}  every eighth singular value of QK | of V\n", "layer",
              "KV head", "rank_k", "rank_v");
@@ -175,60 +240,6 @@ void PrintBasis(const Workspace& workspace, const BasisAnalysis& analysis,
                  SpectrumLine(analysis.SpectraOf(i).v));
     }
   }
-}
-
-// Ranks of a repair of which the share of the errors is shown.
-constexpr int kRepairRanks[] = {1, 2, 4, 8, 16};
-
-// Of the text's beginning, as long as the context.
-StatusOr<std::vector<LayerErrors>> ErrorsOnText(Workspace* workspace, Model* model,
-                                                const std::string& path) {
-  KVL_ASSIGN_OR_RETURN(std::vector<int32_t> ids, workspace->TokenizeFile(path));
-  if (const auto bos = workspace->leading_bos()) ids.insert(ids.begin(), *bos);
-  ids.resize(std::min<size_t>(ids.size(), workspace->context_tokens()));
-  return MeasureStoredErrors(model, ids, workspace->kv_budget_bytes());
-}
-
-nlohmann::ordered_json ErrorsJson(const std::vector<LayerErrors>& layers) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const LayerErrors& layer : layers) {
-    list.push_back({{"k", {{"relative", layer.k.relative}, {"shares", layer.k.shares}}},
-                    {"v", {{"relative", layer.v.relative}, {"shares", layer.v.shares}}}});
-  }
-  return list;
-}
-
-void PrintErrors(const std::vector<LayerErrors>& layers) {
-  fmt::print(
-      "squared errors of the stored prompt over squares of its rows, and the share of them in the "
-      "first singular values of a run and head:\n");
-  std::string ranks;
-  for (const int rank : kRepairRanks) ranks += fmt::format(" {:>5}", rank);
-  fmt::print("{:>5} {:>10}{} {:>10}{}\n", "layer", "K", ranks, "V", ranks);
-  std::vector<double> means(2 * (1 + std::size(kRepairRanks)));
-  const auto print = [](const std::string& name, const std::vector<double>& numbers) {
-    fmt::print("{:>5}", name);
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      if (i % (1 + std::size(kRepairRanks)) == 0) {
-        fmt::print(" {:>10.3g}", numbers[i]);
-      } else {
-        fmt::print(" {:>5.3f}", numbers[i]);
-      }
-    }
-    fmt::print("\n");
-  };
-  for (size_t l = 0; l < layers.size(); ++l) {
-    std::vector<double> numbers;
-    for (const StoredError* side : {&layers[l].k, &layers[l].v}) {
-      numbers.push_back(side->relative);
-      for (const int rank : kRepairRanks) {
-        numbers.push_back(side->shares[std::min<size_t>(rank, side->shares.size()) - 1]);
-      }
-    }
-    for (size_t i = 0; i < means.size(); ++i) means[i] += numbers[i] / layers.size();
-    print(std::to_string(l), numbers);
-  }
-  print("mean", means);
 }
 
 // What is measured on texts, where a text was given.
@@ -280,6 +291,7 @@ void PrintLosses(const PredictedLosses& losses) {
 struct Inspection {
   const BasisAnalysis* analysis = nullptr;  // null without a basis
   std::optional<PredictedLosses> losses;    // where a KL is predicted
+  std::optional<BasisSimilarity> similarity;
   TextFindings texts;
 };
 
@@ -303,6 +315,7 @@ nlohmann::ordered_json InspectionJson(const Workspace& workspace, const std::str
   if (found.analysis != nullptr) {
     json["basis"] = BasisReportJson(*found.analysis, *spec_model.ranks);
   }
+  if (found.similarity.has_value()) json["similarity"] = SimilarityJson(*found.similarity);
   const TextFindings& texts = found.texts;
   if (texts.overlap.has_value()) json["subspace_overlap"] = *texts.overlap;
   if (texts.errors.has_value()) json["stored_errors"] = ErrorsJson(*texts.errors);
@@ -324,6 +337,10 @@ Status Inspect(const InspectOptions& options) {
                        PredictedLossesOf(workspace.get(), spec_model.spec.ToString()));
   if (spec_model.ranks.has_value()) {
     KVL_ASSIGN_OR_RETURN(found.analysis, workspace->planner().analyses().Of(spec_model.spec));
+  }
+  if (!options.other_basis.empty()) {
+    KVL_ASSIGN_OR_RETURN(found.similarity,
+                         SimilarityTo(workspace.get(), spec_model, options.other_basis));
   }
   KVL_ASSIGN_OR_RETURN(
       found.texts, InspectTexts(workspace.get(), spec_model, options, found.analysis != nullptr));
@@ -358,6 +375,7 @@ Status Inspect(const InspectOptions& options) {
   }
   if (found.losses.has_value()) PrintLosses(*found.losses);
   if (found.analysis != nullptr) PrintBasis(*workspace, *found.analysis, *spec_model.ranks);
+  if (found.similarity.has_value()) PrintSimilarity(options.other_basis, *found.similarity);
   if (texts.errors.has_value()) PrintErrors(*texts.errors);
   if (texts.merging.has_value()) PrintMerging(*texts.merging);
   return OkStatus();
@@ -377,6 +395,9 @@ void AddInspectVerb(Verbs* verbs) {
       "--text", options->overlap_text,
       "calibrate on this text too and show how far the subspaces agree (default: the model's "
       "calibration.txt)");
+  verb->add_option("--against", options->other_basis,
+                   "statistics of other tokens (calibrate): how much of their rows' energy the "
+                   "rotations of --kv keep, zack or fdc");
   verb->add_option("--errors", options->error_text,
                    "text on which to measure what a quantizer loses of keys and values, and how "
                    "much of it a low-rank repair could hold");

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pass_at_1_parts import programs, scores
 from pass_at_1_parts.sandbox import Sandbox, SandboxError
 
-from . import plan, prepare
+from . import inspected, plan, prepare
 from .program import CallFailed
 from .store import ResultsError
 
@@ -49,8 +49,8 @@ class Cell:
         return program.shown(self.part.command(kv)) + (f" && {judging}" if judging else "")
 
 
-def find_row(output, kv):
-    """The row of `kv` in what --json printed: an object of rows, or objects, one to a line."""
+def find_row(output, kv, is_inspected=False):
+    """The row of `kv` in what --json printed: an object of rows, or objects, one to a line; of `inspect` what stands in tables."""
     found = []
     for line in output.decode().splitlines():
         if line.startswith("{"):
@@ -59,7 +59,7 @@ def find_row(output, kv):
     rows = [row for row in found if row.get("kv") == kv]
     if not rows:
         raise CallFailed("the program printed no row for the spec")
-    return kept_of(rows[-1], kv)
+    return kept_of(inspected.figures(rows[-1]) if is_inspected else rows[-1], kv)
 
 
 def kept_of(row, kv):
@@ -139,7 +139,7 @@ class Measurement:
         begin = time.monotonic()
         output = self.program.output(part.command(*kvs))
         seconds = (time.monotonic() - begin) / len(kvs)
-        return {kv: self.judged(part, find_row(output, kv), kv) for kv in kvs}, seconds
+        return {kv: self.judged(part, find_row(output, kv, part.is_inspected), kv) for kv in kvs}, seconds
 
     def judged(self, part, row, kv):
         """The row, with pass@1 for a score where the answers are programs."""

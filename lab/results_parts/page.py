@@ -4,7 +4,7 @@ import functools
 
 from wrap_markdown import wrapped
 
-from . import plan
+from . import inspected_tables, plan
 from .findings import beaten_block, has_lathe, kept_block
 from .store import ResultsError
 from .view import AXES, AXIS_TITLES, axis_of, code, command_lines, figure, kept_unsealed, markdown_table, with_error
@@ -29,6 +29,16 @@ GROUPS = {"tasks": ("Tasks", "what changes in answers, and each task with its si
           "needle": ("Retrieval", "what changes where facts hide in a text, and each task with its sizes")}
 # Columns of texts beside the mean KL, where rows have them: rows that were measured before programs gave them have none.
 TAILS = {"kl_median": "KL, median", "kl_p99": "99%", "kl_p999": "99.9%", "kl_worst": "worst window", "top1_worst": "worst top-1 %"}
+RESIDUALS_LEGEND = """Squared errors of what is stored over squares of the rows, and the share of them, in percent, that factors of a rank would
+remove at best from each run of 512 positions and head; in brackets, from white noise in matrices of the same shapes. Means of layers; `sparse`
+takes 2% of the entries out first (GEAR, Figure 2b)."""
+HEADS_LEGEND = """Standard deviation over mean among the KV heads of a layer, in percent: the mean of layers, and the least to the most of a layer
+(ZACK, Tables 6 and 7)."""
+ROTATIONS_TITLE = "rotations of one text on the rows of another"
+ROTATIONS_LEGEND = """Calibrated on 4096 tokens of WikiText-2 test, a novel, programs (HumanEval) and random tokens, and on 1024 and more of the text
+that comes with kvlathe. Of the energy (squares) of rows of one text, kept is what the first directions of another text keep, over
+what as many of their own keep; lost is what they lose, over what their own lose; overlap the mean squared cosine between both
+spaces. Elements differ by the mean of the absolute difference, columns with the signs that agree, which is how ZACK's Tables 4 and 5 compare."""
 N_MOST_ROWS = 20  # of a table
 GENERATED = "Written by lab/results.py page"  # stands in the first line of each page
 
@@ -126,9 +136,9 @@ def text_sections(view, *groups):
     return [line for part in compared_parts(view, *groups) for line in section(view, part, text_block)]
 
 
-def calibration_section(view):
+def calibration_section(view, group="calibration", title="a novel by bases of several texts"):
     """One text by bases of several calibrations: a column for each."""
-    parts = compared_parts(view, "calibration")
+    parts = compared_parts(view, group)
     if not parts:
         return []
     specs = dict.fromkeys(kv for part in parts for kv in view.specs(part))
@@ -139,7 +149,7 @@ def calibration_section(view):
         return figure(next(filter(None, (view.row(part.name, kv) for part in parts))), "size")
     rows = [[code(kv), size(kv), *(kl(part, kv) for part in parts)] for kv in specs]
     commands = list(dict.fromkeys(command for part in parts for command in view.commands(part)))
-    return ["## calibration: a novel by bases of several texts", "",
+    return [f"## {group}: {title}", "",
             *(f"- `{part.name}`: {part.title}" for part in parts), "", *command_lines(commands),
             *markdown_table(["cache", "KV size %", *(f"KL, `{part.name}`" for part in parts)], rows)]
 
@@ -155,6 +165,24 @@ def prediction_section(view):
     return ["## prediction: the KL that calibration predicts, and what is measured", "",
             *(f"- `{part.name}`: {part.title}" for part in parts), "", *command_lines(commands),
             *markdown_table(["text", "cache", "KV size %", "predicted KL", "measured KL", "predicted / measured"], rows)]
+
+
+def inspected_section(view, group, legend, block):
+    parts = view.measured_parts(group)
+    if not parts:
+        return []
+    commands = list(dict.fromkeys(command for part in parts for command in view.commands(part)))
+    title = parts[0].title if len(parts) == 1 else ROTATIONS_TITLE
+    shown = commands if len(commands) < 3 else [*commands[:1], f"({len(commands) - 1} more, one for each row)"]
+    return [f"## {group}: {title}", "", legend, "", *command_lines(shown), *block(view, parts if len(parts) > 1 else parts[0])]
+
+
+def papers_sections(view):
+    """What figures and ablations of papers show."""
+    return [*inspected_section(view, "residuals", RESIDUALS_LEGEND, inspected_tables.residual_lines), *text_sections(view, "gear"),
+            *inspected_section(view, "heads", HEADS_LEGEND, inspected_tables.head_lines),
+            *inspected_section(view, "rotations", ROTATIONS_LEGEND, inspected_tables.rotation_lines),
+            *calibration_section(view, "tokens", "WikiText-2 by bases from so many tokens of the text that comes with kvlathe")]
 
 
 def methods_sections(view):
@@ -209,6 +237,8 @@ def page_texts(view):
     details = [(f"{page.stem}-texts.md", "Texts", "longer windows, parts left out, calibrations, predictions, how texts are made",
                 [*text_sections(view, "without", "long", "full"), *calibration_section(view), *prediction_section(view), *files_block(view)]),
                (f"{page.stem}-methods.md", "Every method", "every method and preset on one text", methods_sections(view)),
+               (f"{page.stem}-papers.md", "What papers' figures show", "spectra of errors, GEAR's ablations, heads and rotations beside one another",
+                papers_sections(view)),
                *((f"{page.stem}-{group}.md", title, about, group_sections(view, group))
                  for group, (title, about) in GROUPS.items()),
                (f"{page.stem}-drift.md", "Free generation", "how soon free generation parts from that of `none`", drift_sections(view))]

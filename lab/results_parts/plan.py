@@ -4,6 +4,7 @@ import pathlib
 from dataclasses import dataclass
 
 from . import prepare
+from .paper_specs import FEW_TOKENS, GEAR, HEADS, N_ROTATED, N_TOKENS, N_WITH_GRADIENTS, RESIDUALS, ROTATED
 
 # Where a method can keep its newest positions in 16 bits, it keeps 32. lathe keeps more by itself: WITHOUT has it with 32, NEWEST others with as many.
 CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
@@ -89,6 +90,10 @@ class Part:
     def is_compared(self):
         return self.arguments[0] == "compare"
 
+    @property
+    def is_inspected(self):
+        return self.arguments[0] == "inspect"
+
     def matches(self, names):
         """Whether a name of --only means it."""
         return not names or bool({self.name, *self.name.split("/")} & set(names))
@@ -147,7 +152,49 @@ def text_parts(setup):
         n_window = min(setup.context, MOST_WINDOW)
         parts.append(compared(setup, "full", f"WikiText-2 test, a window of {n_window} tokens", FULL, "wiki", 1, n_window, WIKI))
     parts.append(compared(setup, "methods", "every method on WikiText-2 test, 4 windows of 2048 tokens", METHODS, "wiki", 4, 2048, WIKI))
+    parts.append(compared(setup, "gear", "the same text, GEAR's ranks, exact entries and repairs of a part", GEAR, "wiki", 4, 2048, WIKI, n_together=10))
+    if setup.context >= 2048:
+        parts += inspected_parts(setup) + rotation_parts(setup)
     return parts + calibration_parts(setup) + prediction_parts(setup)
+
+
+def inspected_parts(setup):
+    """What the figures of papers show of a model and a quantizer."""
+    n_window = min(2048, setup.context)
+    path = f"{setup.work}/wiki-2x{n_window}.txt"
+    head = prepare.Prepared(path, prepare.head_by_tokens(f"{setup.data}/{WIKI}", 2, n_window))
+    return [Part("residuals", f"errors of quantizers on the first {n_window} tokens of WikiText-2 test", tuple(RESIDUALS),
+                 ("inspect", "-m", setup.model, "-c", str(n_window), "--errors", path), data=(WIKI,), prepared=(head,)),
+            Part("heads", "heads of a layer beside one another", tuple(HEADS), ("inspect", "-m", setup.model))]
+
+
+def rotation_parts(setup):
+    """Rotations of several texts, each on the rows of the others; then from 1024 tokens and more of a text, and what caches lose with them."""
+    def basis(name, *arguments, needs=()):
+        return prepare.Prepared(f"{setup.work}/{name}.safetensors", prepare.calibrated(arguments), needs)
+
+    def text(name, source, needs=()):
+        return prepare.Prepared(f"{setup.work}/{name}", prepare.head_by_tokens(source, 4, 2048), needs)
+
+    problems = prepare.Prepared(f"{setup.work}/humaneval.py", prepare.programs_of(f"{setup.data}/{PROGRAMS}"))
+    moments = ("--gradients=false",)
+    most = ("--tokens", N_ROTATED)
+    texts = {"wiki": text("wiki-4x2048.txt", f"{setup.data}/{WIKI}"), "novel": text("novel-4x2048.txt", f"{setup.data}/{NOVEL}"),
+             "programs": text("prediction-programs.txt", problems.path, (problems,))}
+    bases = {name: basis(f"rotations-{name}", "--text", of.path, *most, *moments, needs=(of,)) for name, of in texts.items()}
+    bases["random"] = basis("rotations-random", "--random-tokens", N_ROTATED, *moments)
+    few = {n: basis(f"tokens-{n}", "--text", "share/calibration.txt", "--tokens", str(n), *(moments if n > N_WITH_GRADIENTS else ()))
+           for n in N_TOKENS}
+    pairs = [(one, other) for one in bases for other in bases if one != other] + [(n, "wiki") for n in N_TOKENS]
+    bases |= few
+    data = (WIKI, NOVEL, PROGRAMS)
+    parts = [Part(f"rotations/{one}/{other}", f"rotations of {one} on rows of {other}", (ROTATED,),
+                  ("inspect", "-m", setup.model, "--basis", bases[one].path, "--against", bases[other].path), data=data,
+                  prepared=(bases[one], bases[other])) for one, other in pairs]
+    return parts + [Part(f"tokens/{n}", f"WikiText-2 test, 4 windows of 2048 tokens, calibrated on {n} tokens",
+                         tuple(kv for kv in FEW_TOKENS if n <= N_WITH_GRADIENTS or not kv.startswith("lathe")),
+                         ("compare", "-m", setup.model, "-c", "2048", "--basis", few[n].path, "--text", texts["wiki"].path), data=(WIKI,),
+                         prepared=(few[n], texts["wiki"])) for n in N_TOKENS]
 
 
 def prediction_parts(setup):
@@ -277,6 +324,7 @@ def large_parts(setup):
              data=(PROGRAMS,), prepared=(problems,), problems=f"{setup.data}/{PROGRAMS}"),
         needle(4000, 10),
         needle(16000, 4),
+        *inspected_parts(setup),
     ]
 
 

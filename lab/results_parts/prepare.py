@@ -26,7 +26,7 @@ class Prepared:
 def head_by_tokens(source, n_windows, n_window):
     """So much of a text's beginning as fills `n_windows` windows and no further one."""
     def make(program, path):
-        text = pathlib.Path(source).read_bytes()
+        text = (pathlib.Path(program.root) / source).read_bytes()
         goal, n_bytes = n_windows * n_window + n_window // 4, 4 * n_windows * n_window
         for _ in range(8):
             cut = len(text) if n_bytes >= len(text) else text.rfind(b"\n", 0, int(n_bytes)) + 1

@@ -1,8 +1,8 @@
 """Measured times as the documents want them: docs/results/speed/*.json, which lab/speed/time_tables.py writes on one machine each.
 
 In a document `speed/NAME` stands for such a file. Its blocks are PART/ISA, with ISA an instruction set as KVLATHE_ISA names it: decode,
-prompt, model, roofline and check (of the roofline); and provenance/ISA. A figure is `speed/NAME PART/ISA KV FIELD` with FIELD SHAPE:times
-or SHAPE:us of attention. What is not measured yet is a dash, and a block of which nothing is measured says so.
+prompt, model, roofline and check (of the roofline); and provenance/ISA. Of a file of lab/speed/throughput_table.py they are throughput and
+provenance. A figure is `speed/NAME PART/ISA KV FIELD` with FIELD SHAPE:times or SHAPE:us of attention. What is not measured yet is a dash, and a block of which nothing is measured says so.
 """
 
 import json
@@ -112,6 +112,32 @@ def provenance_lines(data, isa):
             f"What else ran took {'less than 0.05' if beside < 0.05 else f'up to {beside:.2f}'} cores.", ""]
 
 
+def throughput_table(data):
+    """What lab/speed/throughput_table.py measured: tokens/s of all sequences together, with the peak of the process at equal numbers of them and
+    at as many as fit."""
+    settings, rows = data["settings"], data["throughput"]
+    by_n = {row["kv"]: {batch["n"]: batch for batch in row["batches"]} for row in rows}
+    common = [n for n in (1, *settings["batches"]) if any(n in batches for batches in by_n.values())]
+    of_none = by_n[rows[0]["kv"]]
+
+    def speed(batch, beside):
+        return f"{batch['tokens_per_s']:.1f}" + (f" ({batch['tokens_per_s'] / beside['tokens_per_s']:.2f})" if beside and batch is not beside else "")
+
+    def peak(batch):
+        return f"{batch['peak_bytes'] / 2**20:.0f}" if "peak_bytes" in batch else "-"
+    cells = []
+    for row in rows:
+        batches, most = by_n[row["kv"]], row["n_fit"]
+        at_once = [speed(batches[n], of_none.get(n)) if n in batches else "-" for n in common]
+        peaks = [peak(batches[n]) if n in batches else "-" for n in common if n > 1]
+        cells.append([code(row["kv"]), *at_once, *peaks, str(most), speed(batches[most], of_none[rows[0]["n_fit"]]), peak(batches[most]),
+                      f"{row['kv_bytes'] / 2**20:.1f}", str(row["longest_prompt"])])
+    header = ["kv", *(f"tokens/s of {n}" for n in common), *(f"peak MiB of {n}" for n in common if n > 1), "fit", "tokens/s of those", "peak MiB",
+              "KV MiB of one", "longest prompt"]
+    return [f"{settings['budget']} of KV memory, {settings['context']} positions of prompt in every sequence, {settings['generated']} tokens generated "
+            "by each; tokens/s of all sequences together, and in brackets over those of the first row.", "", *markdown_table(header, cells)]
+
+
 TABLES = {"decode": lambda data, isa: attention_table(data, isa, "decode"), "prompt": lambda data, isa: attention_table(data, isa, "prompt"),
           "model": model_table, "roofline": roofline_table, "check": check_table, "provenance": provenance_lines}
 
@@ -122,11 +148,22 @@ class SpeedView:
         self.data = json.loads(path.read_text(encoding="utf-8"))
 
     def block_lines(self, block):
+        if "throughput" in self.data:
+            return self.throughput_lines(block)
         part, _, isa = block.partition("/")
         if part not in TABLES or not isa:
             raise ResultsError(f"{self.name} has no block {block}; there are {', '.join(TABLES)}, each with /ISA")
         is_empty = not any(row["isa"] == isa for row in self.data["rows"])
         return ([] if is_empty else TABLES[part](self.data, isa)) or ["Not measured yet.", ""]
+
+    def throughput_lines(self, block):
+        if block == "throughput":
+            return throughput_table(self.data)
+        if block == "provenance":
+            run = self.data["run"]
+            return [f"{self.data['settings']['model']}, commit {run['commit']}, {run['date']}: {run['cores']} cores of {run['machine']} "
+                    f"({run['instructions']}).", ""]
+        raise ResultsError(f"{self.name} has no block {block}; there are throughput and provenance")
 
     def figure(self, part, kv, field):
         part, _, isa = part.partition("/")

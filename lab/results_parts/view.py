@@ -25,6 +25,11 @@ def divergence(value):
     return f"{value:.4f}" if value >= 0.001 or value == 0 else f"{value:.5f}"
 
 
+def times(value):
+    """Of what is seldom far from 1."""
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
 # By the name that documents use: the program's field, and how it is written.
 FIELDS = {
     "size": ("kv_fraction", percent(1)),
@@ -60,6 +65,12 @@ FIELDS = {
     "own_nll": ("own_nll", decimal(3)),
     "repeats": ("repeats", percent(1)),
     "none_repeats": ("none_repeats", percent(1)),
+    "removed": ("removed", percent(1)),
+    **{f"{side}_error": (f"{side}_error", percent(1)) for side in ("k", "v")},
+    **{name: (name, percent(1)) for name in (f"{side}_{what}{rank}" for side in ("k", "v") for what in ("rank", "white") for rank in (1, 2, 4, 8, 16))},
+    **{name: (name, percent(0)) for name in (f"cv_{which}{of}" for which in ("", "all_") for of in ("largest_qk", "largest_v", "rank_k", "rank_v"))},
+    **{f"{side}_{name}": (f"{side}_{name}", form) for side in ("qk", "v") for name, form in (
+        ("kept", percent(2)), ("lost", times), ("overlap", decimal(3)), ("element_difference", percent(2)))},
 }
 
 

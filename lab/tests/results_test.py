@@ -29,7 +29,15 @@ import json, os, sys, time
 arguments = sys.argv[1:]
 value = lambda name: arguments[arguments.index(name) + 1]
 if arguments[0] == "inspect":
-    print(json.dumps({"model": {"max_seq_len": 8192}})); sys.exit()
+    printed = {"model": {"max_seq_len": 8192}, "kv": value("--kv"), "kv_resolved": value("--kv"), "kv_bytes": {"kv_fraction": 0.25}}
+    if "--errors" in arguments:
+        side = lambda share: {"relative": 0.25, "shares": [share + (1 - share) * r / 31 for r in range(32)], "white_shares": [(r + 1) / 32 for r in range(32)]}
+        printed["stored_errors"] = [{"k": side(0.5), "v": side(0.1)}, {"k": side(0.4), "v": side(0.1)}]
+    side = {"kept": 0.99, "lost": 1.25, "overlap": 0.875, "element_difference": 0.05}
+    printed["similarity" if "--against" in arguments else "basis"] = {"qk": side, "v": side} if "--against" in arguments else {
+        "removal_rate": 0.25, "cv_largest_qk": 0.5, "cv_largest_v": 0.25,
+        "variation_by_layer": [{"largest_qk": x, "largest_v": 0.1, "rank_k": 0, "rank_v": x} for x in (0.2, 0.4)]}
+    print(json.dumps(printed)); sys.exit()
 if arguments[0] == "tokenize":
     print(json.dumps({"ids": [0] * (len(sys.stdin.buffer.read()) // 4)})); sys.exit()
 with open(os.environ["FAKE_LOG"], "a") as log:
@@ -80,6 +88,8 @@ class TreeCase(unittest.TestCase):
         self.write("models/tiny/sample.txt", "text")
         self.write("models/tiny/model.safetensors", "weights")
         self.write("models/fetched/big.gguf", "weights")
+        with gzip.open(self.write(f"data/{plan.PROGRAMS}", ""), "wt", encoding="utf-8") as file:
+            file.write(json.dumps({"prompt": "def f(x):\n", "canonical_solution": "    return x\n" * 8000}) + "\n")
         for path in (plan.WIKI, plan.NOVEL, *(f"books/{book}" for book in plan.BOOKS)):
             self.write(f"data/{path}", f"A line of {path}, which is long enough to be looked for in other texts.\n" * 8000)
         self.write("share/calibration.txt", "short\n")
@@ -189,7 +199,7 @@ class RunTest(TreeCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(f"quality is left out: it needs --data DIR with {plan.WIKI}", done.stdout)
         to_do = {line.split()[2] for line in done.stdout.splitlines() if line.startswith("to do")}
-        self.assertEqual(to_do, {"needle/frequent", "needle/json", "prediction/sample"})  # whose texts are made, or are in the tree
+        self.assertEqual(to_do, {"heads", "needle/frequent", "needle/json", "prediction/sample"})  # whose texts are made, or are in the tree
         done = self.results_py("run", "models/fetched/big.gguf", "--data", self.root / "data", "--list")
         self.assertIn("to do           quality", done.stdout)
         self.assertIn("tasks/piqa is left out", done.stdout)
@@ -455,6 +465,22 @@ class PageTest(TreeCase):
         text = path.with_name("big-texts.md").read_text(encoding="utf-8")
         self.assertIn("| `lathe(ratio=4)` | 25.0 | 0.0200 ± 0.00010 | 0.0200 ± 0.00010 | 0.0040 ± 0.00020 |", text)
         self.assertIn("| `prediction/novel` | `lathe(ratio=6)` | 25.0 | 0.0080 | 0.0100 | 0.80 |", text)
+
+    def test_what_inspect_says_stands_in_tables(self):
+        done = self.results_py("run", "models/fetched/big.gguf", "--commit", "abc", "--data", self.root / "data", "--only", "residuals", "heads",
+                               "rotations", "tokens")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        path = self.root / "docs/results/big.json"
+        result = self.store("big").result("residuals", "kcvt(bits=2,newest=32)")
+        self.assertEqual(result["layers"]["k_rank1"], [0.5, 0.4])
+        self.assertAlmostEqual(result["k_rank1"], 0.45)
+        self.assertEqual(self.results_py("page", path).returncode, 0)
+        text = path.with_name("big-papers.md").read_text(encoding="utf-8")
+        self.assertRegex(text, r"K:\n\n(?:\|.*\n)+?\| `kcvt\(bits=2,newest=32\)` \| 25.0 \| 45.0 \(3.1\) \|.*\| 45.8 to 54.8 \|")
+        self.assertIn("| `zack(rate=0.25)` | 25.0 | 30 (20 to 40) | 10 (10 to 10) | 0 (0 to 0) | 30 (20 to 40) | 50, 25 |", text)
+        self.assertIn("| wiki | novel | 99.00 | 1.25 | 0.875 | 5.00 | 99.00 | 1.25 | 0.875 | 5.00 |", text)
+        self.assertRegex(text, r"## tokens: .*(?:\n.*)+?\| `lathe\(ratio=8,context=2048\)` \| 25.0 \|(?: 0.0200 ± 0.00010 \|){3}(?: - \|){2}")
+        self.assertEqual(self.results_py("check").stdout, "")
 
     def test_says_what_keeps_99_percent_by_each_measure(self):
         text = self.page.read_text(encoding="utf-8")

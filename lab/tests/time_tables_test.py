@@ -99,6 +99,38 @@ class RowsTest(unittest.TestCase):
             self.assertEqual(time_tables.heads_of(shape, options.basis)[0], words)
 
 
+# Answers a bench of whole models: a cache of a quarter of the bytes fits four times as often, and sequences share their work.
+WHOLE_BENCH = """#!/usr/bin/env python3
+import json, sys
+words = sys.argv[1:]
+kvs = [word for before, word in zip(words, words[1:]) if before == "--kv"]
+n = int(words[words.index("--parallel") + 1])
+fit = {"none": 2, "codes": 8}
+print(json.dumps({"rows": [{"kv": kv, "n_parallel": n, "avg_ts": 10.0 * n ** 0.5, "n_fit": fit[kv], "kv_bytes": 8 << 20,
+                            "longest_prompt": 100 * fit[kv]} for kv in kvs]}))
+"""
+
+
+class ThroughputTest(unittest.TestCase):
+    def test_equal_numbers_of_sequences_stand_beside_as_many_as_fit(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program, path = pathlib.Path(folder) / "kvlathe", pathlib.Path(folder) / "throughput.json"
+            program.write_text(WHOLE_BENCH)
+            program.chmod(0o755)
+            done = subprocess.run([sys.executable, "-B", str(LAB / "speed/throughput_table.py"), str(program), "shape.json", "16MiB", "128", "none",
+                                   "codes", "--batches", "2,4", "--json", str(path), "--commit", "abc"], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            view = SpeedView(path, "speed/throughput")
+            table = "\n".join(view.block_lines("throughput"))
+            self.assertIn("commit abc", view.block_lines("provenance")[0])
+            with self.assertRaises(ResultsError):
+                view.block_lines("decode/avx2")
+        self.assertIn(table.strip(), done.stdout)
+        # 10, 14.1, 20 and 28.3 tokens/s at 1, 2, 4 and 8.
+        self.assertRegex(table, r"\| `none` \| 10.0 \| 14.1 \| - \| \d+ \| - \| 2 \| 14.1 \| \d+ \| 8.0 \| 200 \|")
+        self.assertRegex(table, r"\| `codes` \| 10.0 \(1.00\) \| 14.1 \(1.00\) \| 20.0 \| \d+ \| \d+ \| 8 \| 28.3 \(2.00\) \| \d+ \| 8.0 \| 800 \|")
+
+
 class RunTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

@@ -1,8 +1,6 @@
 #include "evaluation/stored_error.h"
 
-#include <algorithm>
-
-#include "analysis/statistics/spectrum.h"
+#include "analysis/statistics/error_spectrum.h"
 #include "evaluation/quality.h"
 #include "evaluation/stored_rows.h"
 #include "kv/blocks/sequence_cache.h"
@@ -13,40 +11,27 @@ namespace {
 // Sums over runs and heads.
 class ErrorSum {
  public:
-  explicit ErrorSum(int head_dim) : head_dim_(head_dim), energy_of_first_(head_dim) {}
+  explicit ErrorSum(int head_dim) : error_(head_dim), spectrum_(head_dim) {}
 
-  void BeginRun() { gram_.assign(int64_t{head_dim_} * head_dim_, 0.0); }
+  void BeginRun() { spectrum_.Begin(); }
   // One row of the run: as computed, and as stored.
   void Add(const float* row, const std::vector<float>& stored) {
-    std::vector<double> error(head_dim_);
-    for (int c = 0; c < head_dim_; ++c) {
-      error[c] = double{row[c]} - stored[c];
+    for (size_t c = 0; c < error_.size(); ++c) {
+      error_[c] = double{row[c]} - stored[c];
       rows_ += double{row[c]} * row[c];
-      errors_ += error[c] * error[c];
     }
-    for (int i = 0; i < head_dim_; ++i) {
-      for (int j = 0; j < head_dim_; ++j) gram_[i * head_dim_ + j] += error[i] * error[j];
-    }
+    spectrum_.Add(error_);
   }
-  void EndRun() {
-    double sum = 0;
-    const Spectrum spectrum = DecomposeGram(gram_, head_dim_);
-    for (int r = 0; r < head_dim_; ++r) {
-      sum += spectrum.singular_values[r] * spectrum.singular_values[r];
-      energy_of_first_[r] += sum;
-    }
-  }
-  StoredError Result() const {
-    StoredError result{rows_ > 0 ? errors_ / rows_ : 0, energy_of_first_};
-    for (double& share : result.shares) share = errors_ > 0 ? share / errors_ : 1;
-    return result;
+  void EndRun() { spectrum_.End(); }
+  StoredError Result(WhiteNoise* noise) const {
+    return {rows_ > 0 ? spectrum_.squares() / rows_ : 0, spectrum_.Shares(),
+            spectrum_.WhiteShares(noise)};
   }
 
  private:
-  int head_dim_;
-  double rows_ = 0, errors_ = 0;
-  std::vector<double> gram_;  // of the errors of the run
-  std::vector<double> energy_of_first_;
+  std::vector<double> error_;
+  double rows_ = 0;
+  ErrorSpectrum spectrum_;
 };
 
 Status CheckComparable(const Model& model) {
@@ -61,7 +46,7 @@ Status CheckComparable(const Model& model) {
 }
 
 LayerErrors ErrorsOf(const Model& model, const SequenceCache& cache, const ComputedRows& rows,
-                     int layer_idx) {
+                     int layer_idx, WhiteNoise* noise) {
   const CacheLayout& layout = model.layout();
   ErrorSum k(layout.head_dim), v(layout.head_dim);
   for (int g = 0; g < layout.n_kv_heads; ++g) {
@@ -81,7 +66,7 @@ LayerErrors ErrorsOf(const Model& model, const SequenceCache& cache, const Compu
       v.EndRun();
     }
   }
-  return {k.Result(), v.Result()};
+  return {k.Result(noise), v.Result(noise)};
 }
 
 }  // namespace
@@ -101,7 +86,10 @@ StatusOr<std::vector<LayerErrors>> MeasureStoredErrors(Model* model,
                  layout.n_sink + kBlockSize);
   }
   std::vector<LayerErrors> layers;
-  for (int l = 0; l < layout.n_layers; ++l) layers.push_back(ErrorsOf(*model, cache, rows, l));
+  WhiteNoise noise(layout.head_dim);
+  for (int l = 0; l < layout.n_layers; ++l) {
+    layers.push_back(ErrorsOf(*model, cache, rows, l, &noise));
+  }
   return layers;
 }
 

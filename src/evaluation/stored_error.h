@@ -18,6 +18,8 @@ struct StoredError {
   // one run and head, [entries, head_dim]: what a repair of rank r + 1 per run and head removes at
   // best.
   std::vector<double> shares;
+  // [head_dim]: the same of white noise in matrices of the same shapes, which has no directions.
+  std::vector<double> white_shares;
 };
 
 struct LayerErrors {

@@ -5,6 +5,7 @@
 #include <Eigen/Dense>
 #include <cmath>
 
+#include "analysis/statistics/error_spectrum.h"
 #include "evaluation/quality.h"
 #include "kv/blocks/host_pool_fixture.h"
 #include "kv/quantizer/quantizer_methods.h"
@@ -142,6 +143,8 @@ TEST_F(StoredErrorTest, AreThoseOfALiteralQuantiser) {
         EXPECT_NEAR(side.shares[r], first[r] / lost, 1e-4) << l << is_key << r;
       }
       EXPECT_NEAR(side.shares[kDim - 1], 1, 1e-9);
+      const std::vector<double> white = WhiteNoise(kDim).Shares(kRun);
+      for (int r = 0; r < kDim; ++r) EXPECT_NEAR(side.white_shares[r], white[r], 1e-9);
     }
   }
 }

@@ -247,8 +247,8 @@ StatusOr<BasisAnalysis> AnalyseLathe(const BasisInputs& inputs) {
   const CalibrationStatistics& statistics = *inputs.statistics;
   if (statistics.joint.n_tokens == 0) {
     return Error(StatusCode::kFailedPrecondition,
-                 "the calibration holds no gradients, by which lathe prices errors; calibrate on a "
-                 "longer text");
+                 "the calibration holds no gradients, by which lathe prices errors; calibrate with "
+                 "them, on a longer text");
   }
   const KeyRows keys = KeyRowsOf(inputs.options);
   if (statistics.maps_of.value_or(keys) != keys) {

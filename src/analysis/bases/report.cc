@@ -44,7 +44,38 @@ BasisReport ReportBasis(const BasisAnalysis& analysis, const RankAllocation& all
   return report;
 }
 
+std::vector<HeadVariation> VariationByLayer(const BasisAnalysis& analysis,
+                                            const RankAllocation& allocation) {
+  const int n_kv_heads =
+      static_cast<int>(std::ssize(allocation.ranks) / std::max(analysis.shape.n_layers, 1));
+  std::vector<HeadVariation> layers;
+  for (int l = 0; l < analysis.shape.n_layers; ++l) {
+    std::vector<double> largest_qk, largest_v, rank_k, rank_v;
+    for (int h = l * n_kv_heads; h < (l + 1) * n_kv_heads; ++h) {
+      const HeadSpectra& spectra = analysis.SpectraOf(h);
+      largest_qk.push_back(spectra.qk.front());
+      if (!spectra.v.empty()) largest_v.push_back(spectra.v.front());
+      rank_k.push_back(StoredKeyChannels(allocation.ranks[h]));
+      rank_v.push_back(StoredValueChannels(allocation.ranks[h]));
+    }
+    layers.push_back({VariationOf(largest_qk), VariationOf(largest_v), VariationOf(rank_k),
+                      VariationOf(rank_v)});
+  }
+  return layers;
+}
+
 namespace {
+
+nlohmann::json VariationJson(const std::vector<HeadVariation>& layers) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const HeadVariation& layer : layers) {
+    list.push_back({{"largest_qk", layer.largest_qk},
+                    {"largest_v", layer.largest_v},
+                    {"rank_k", layer.rank_k},
+                    {"rank_v", layer.rank_v}});
+  }
+  return list;
+}
 
 // [{"bits", "channels"}], from the first channel on.
 nlohmann::json BitsJson(const BitSplit& split) {
@@ -87,6 +118,7 @@ nlohmann::json BasisReportJson(const BasisAnalysis& analysis, const RankAllocati
           {"mean_rank_v", report.mean_rank_v},
           {"cv_largest_qk", report.cv_largest_qk},
           {"cv_largest_v", report.cv_largest_v},
+          {"variation_by_layer", VariationJson(VariationByLayer(analysis, allocation))},
           {"heads", std::move(heads)}};
 }
 

@@ -19,9 +19,20 @@ struct BasisReport {
   double cv_largest_v = 0;
 };
 
+// Standard deviation over mean among the KV heads of one layer, as the papers have it.
+struct HeadVariation {
+  double largest_qk = 0, largest_v = 0;  // of the largest singular value
+  double rank_k = 0, rank_v = 0;         // of the ranks that heads are given
+};
+// Of each layer.
+std::vector<HeadVariation> VariationByLayer(const BasisAnalysis& analysis,
+                                            const RankAllocation& allocation);
+
 BasisReport ReportBasis(const BasisAnalysis& analysis, const RankAllocation& allocation);
 
-// {"removal_rate", "eta", "mean_rank_k", "mean_rank_v", "cv_largest_qk", "cv_largest_v", "heads":
+// {"removal_rate", "eta", "mean_rank_k", "mean_rank_v", "cv_largest_qk", "cv_largest_v",
+// "variation_by_layer":
+// [{"largest_qk", "largest_v", "rank_k", "rank_v"}], "heads":
 // [{"layer", "kv_head", "rank_k", "rank_v", "singular_values_qk": [...], "singular_values_v":
 // [...]}]}, and where bits are split "bits_k" and "bits_v": [{"bits", "channels"}]. Query-key
 // singular values are those of the stacked rows over the square root of the number of tokens.
