@@ -1,4 +1,5 @@
-// Metrics that look for parts of an answer: texts that stand in it, fields of a JSON object.
+// Metrics that look for parts of an answer: texts that stand in it, fields of a JSON object, a call
+// of a tool, what it says is the answer.
 #include <nlohmann/json.hpp>
 
 #include "evaluation/ascii.h"
@@ -72,6 +73,41 @@ double JsonFields(std::string_view output, std::string_view reference) {
     n_equal += found != object.end() && *found == value;
   }
   return n_equal / static_cast<double>(wanted.size());
+}
+
+CallMarks JudgeCall(std::string_view output, std::string_view reference) {
+  const nlohmann::json call = nlohmann::json::parse(output, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json wanted = ParseObject(reference);
+  CallMarks marks;
+  // The parser takes a NUL byte for the end of its input.
+  marks.is_json = call.is_object() && output.find('\0') == std::string_view::npos;
+  if (!marks.is_json || !wanted.is_object()) return marks;
+  const auto has_its = [&](const char* key) {
+    const auto given = call.find(key), asked = wanted.find(key);
+    return given != call.end() && asked != wanted.end() && *given == *asked;
+  };
+  marks.names_tool = has_its("name");
+  marks.has_arguments = has_its("arguments");
+  return marks;
+}
+
+std::optional<std::string> StatedAnswer(std::string_view text) {
+  constexpr std::string_view kMark = "answer is";
+  std::string lower;
+  for (const char c : text) lower += Lower(c);
+  for (size_t at = lower.rfind(kMark); at != std::string::npos;) {
+    std::string_view answer = text.substr(at + kMark.size());
+    answer = answer.substr(0, answer.find('\n'));
+    while (!answer.empty() && (IsSpace(answer.front()) || answer.front() == ':')) {
+      answer.remove_prefix(1);
+    }
+    while (!answer.empty() && (IsSpace(answer.back()) || answer.back() == '.')) {
+      answer.remove_suffix(1);
+    }
+    if (!answer.empty()) return std::string(answer);
+    at = at == 0 ? std::string::npos : lower.rfind(kMark, at - 1);
+  }
+  return std::nullopt;
 }
 
 }  // namespace kvlathe

@@ -65,6 +65,7 @@ class ScoreSheet {
       return MeanOf(values);
     };
     result.score_stderr = mean_of([](const TaskPrediction& p) { return p.score; }).standard_error;
+    if (task_.metric == TaskMetric::kToolCall) result.calls = SharesOf(result.predictions);
     if (task_.metric != TaskMetric::kChoice) return result;
     // An example of several questions is right or wrong as a whole, which its score says.
     result.acc =
@@ -81,6 +82,18 @@ class ScoreSheet {
   double BestMean() const {
     const size_t n = outcomes_.size();
     return (sum_ + static_cast<double>(n - n_done_)) / static_cast<double>(n);
+  }
+  // Of an example with several references, by the first.
+  TaskResult::CallShares SharesOf(const std::vector<TaskPrediction>& predictions) const {
+    TaskResult::CallShares shares;
+    for (size_t i = 0; i < predictions.size(); ++i) {
+      const CallMarks marks = JudgeCall(predictions[i].output, task_.examples[i].references[0]);
+      shares.is_json += marks.is_json;
+      shares.names_tool += marks.names_tool;
+      shares.has_arguments += marks.has_arguments;
+    }
+    const double n = static_cast<double>(predictions.size());
+    return {shares.is_json / n, shares.names_tool / n, shares.has_arguments / n};
   }
   void Tell() const {
     if (progress_) progress_("running the task", static_cast<double>(n_done_) / outcomes_.size());
@@ -125,6 +138,7 @@ Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& ta
       if (!outcome.status.ok()) return;
       TaskPrediction& prediction = sheet->outcome(i).prediction;
       prediction.output += streams[i].Finish();
+      prediction.tokens = outcome.tokens;
       prediction.score = Score(task.metric, prediction.output, task.examples[i].references);
       sheet->outcome(i).kv_fraction = FractionOf(*model, outcome.kv_bytes, outcome.n_cached_tokens);
       sheet->Finish(i);
