@@ -58,9 +58,15 @@ std::optional<std::string> FinalAnswer(std::string_view text);
 // one too). Letters are capital; "answer is b)" is read as well.
 std::optional<char> OptionLetter(std::string_view text);
 
-// What stands behind the last "answer is" on its line, without white space and colons before it and
-// without white space and full stops behind it: "(B)", "24", "costume counterpart oven". Nothing
-// where no such words have anything behind them.
+// What a text says is the answer: what stands behind the first "so the answer is", or without one
+// behind the first "answer is", up to the end of the sentence or of the line: "(B)", "24", "costume
+// counterpart oven". A model may write on behind its answer, and then answer other questions.
+// Nothing where no such words have anything behind them.
+struct StatedText {
+  std::string answer;
+  bool is_whole = false;  // more text would not change it
+};
+std::optional<StatedText> FindStatedAnswer(std::string_view text);
 std::optional<std::string> StatedAnswer(std::string_view text);
 
 // Share of the reference's lines that the output has at the same place, each compared as
@@ -76,10 +82,11 @@ bool StandsIn(std::string_view output, std::string_view reference);
 // brace that closes it. 0 where either does not parse as an object or the reference has no fields.
 double JsonFields(std::string_view output, std::string_view reference);
 
-// What of a call of a tool, {"name": ..., "arguments": {...}}, is as it should be. Orders of keys
-// are free; white space around the object is, too.
+// What of a call of a tool, {"name": ..., "arguments": {...}}, is as it should be. The call is the
+// object that the output begins with; what a model writes behind it does not count. Orders of keys
+// are free.
 struct CallMarks {
-  bool is_json = false;        // the output is one JSON object and nothing else
+  bool is_json = false;        // the output begins with a JSON object
   bool names_tool = false;     // "name" is the reference's
   bool has_arguments = false;  // "arguments" has the reference's values and no others
 

@@ -255,17 +255,30 @@ TEST(MetricsTest, RougeLUnionIsThatOfThePackage) {
   EXPECT_EQ(RougeLUnion("One text. Of two.", "One text. Of two."), 1);
 }
 
-TEST(MetricsTest, StatedAnswersStandBehindTheLastStatement) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"So the answer is 8.", "8"},
-      {"The answer is 7, no. So the answer is (B).\nmore text", "(B)"},
-      {"the Answer is: costume counterpart oven.  ", "costume counterpart oven"},
-      {"So the answer is -219...", "-219"},
-      {"the answer is True. So the answer is .", "True. So the answer is"},
-      {"the answer is 5\nthe answer is\n6", "5"},
+TEST(MetricsTest, StatedAnswersStandBehindTheFirstStatement) {
+  const struct {
+    const char *text, *answer;
+    bool is_whole;
+  } cases[] = {
+      {"So the answer is 8", "8", false},
+      {"So the answer is 8.", "8", false},  // it could become 8.5
+      {"So the answer is 8.5. Q", "8.5", true},
+      {"So the answer is 8.\n", "8", true},
+      {"So the answer is 8\n", "8", true},
+      {"The answer is 7, no. So the answer is (B).Human: So the answer is (C).", "(B)", true},
+      {"the Answer is: costume counterpart oven.  ", "costume counterpart oven", true},
+      {"So the answer is -219...", "-219", true},
+      {"So the answer is \nSo the answer is 5", "5", false},
   };
-  for (const auto& [text, answer] : cases) EXPECT_EQ(StatedAnswer(text), answer) << text;
-  for (const char* text : {"", "answer is", "answer is: .", "8", "the answer was 8"}) {
+  for (const auto& c : cases) {
+    const auto stated = FindStatedAnswer(c.text);
+    ASSERT_TRUE(stated.has_value()) << c.text;
+    EXPECT_EQ(stated->answer, c.answer) << c.text;
+    EXPECT_EQ(stated->is_whole, c.is_whole) << c.text;
+    EXPECT_EQ(StatedAnswer(c.text), c.answer);
+  }
+  for (const char* text :
+       {"", "answer is", "answer is: .", "answer is\n", "8", "the answer was 8"}) {
     EXPECT_FALSE(StatedAnswer(text).has_value()) << text;
   }
   EXPECT_EQ(
@@ -300,9 +313,9 @@ TEST(MetricsTest, ACallIsRightWithItsToolAndItsArguments) {
   }
   EXPECT_EQ(marks_of(R"({"name": "book"})"), "110");
   EXPECT_EQ(marks_of("{}"), "100");
-  for (const std::string& text :
-       {std::string(), std::string("[]"), "call: " + wanted, wanted + " }", wanted + '\0',
-        wanted.substr(1), std::string("book")}) {
+  EXPECT_EQ(marks_of(wanted + " Request: "), "111");
+  for (const std::string& text : {std::string(), std::string("[]"), "call: " + wanted,
+                                  wanted.substr(1), wanted.substr(0, 40), std::string("book")}) {
     EXPECT_EQ(marks_of(text), "000") << text;
   }
 }

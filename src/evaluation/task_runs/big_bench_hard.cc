@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kChainTokens = 512;
 constexpr std::string_view kQuestion = "Q:", kCue = "A: Let's think step by step.";
-constexpr std::string_view kNextQuestion = "\n\nQ:";
+constexpr std::string_view kNextQuestion = "\nQ:";
 
 // A solved question of a prompt file while its lines are read.
 struct SolvedBlock {

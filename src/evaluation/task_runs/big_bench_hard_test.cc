@@ -38,7 +38,7 @@ TEST_F(BigBenchHardTest, ReadsASetWithoutShots) {
   EXPECT_EQ(example.prompt, "Q: Two hens. How many?\nA: Let's think step by step.\n");
   EXPECT_EQ(example.references, std::vector<std::string>{"So the answer is 2."});
   EXPECT_EQ(example.room_tokens, 512);
-  EXPECT_EQ(example.stop, "\n\nQ:");
+  EXPECT_EQ(example.stop, "\nQ:");
   EXPECT_EQ(file->examples[1].references[0], "So the answer is (B).");
   EXPECT_TRUE(file->n_options.empty());  // one question has none
 }

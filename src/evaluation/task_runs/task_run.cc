@@ -112,6 +112,13 @@ Status OfExample(size_t i, const Status& status) {
   return Error(status.code(), "example {}: {}", i + 1, MessageOf(status));
 }
 
+// What a model writes behind the answer that it states changes no score.
+bool IsAnswered(TaskMetric metric, const TaskPrediction& prediction) {
+  if (metric != TaskMetric::kStatedAnswer) return false;
+  const std::optional<StatedText> stated = FindStatedAnswer(prediction.output);
+  return stated.has_value() && stated->is_whole;
+}
+
 Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
                 int64_t kv_budget_bytes, ScoreSheet* sheet) {
   const size_t n = task.examples.size();
@@ -131,7 +138,9 @@ Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& ta
     request.stop_ids = task.eos_ids;
     const auto on_token = [&, i](Engine::RequestId, const GeneratedToken& token) {
       sheet->outcome(i).prediction.output += streams[i].Push(token.id);
-      return streams[i].stopped() ? FinishReason::kStop : FinishReason::kNone;
+      const bool ends =
+          streams[i].stopped() || IsAnswered(task.metric, sheet->outcome(i).prediction);
+      return ends ? FinishReason::kStop : FinishReason::kNone;
     };
     const auto on_finish = [&, i](Engine::RequestId, const RequestOutcome& outcome) {
       if (!outcome.status.ok() && failure.ok()) failure = OfExample(i, outcome.status);

@@ -41,7 +41,7 @@ enum class TaskMetric {
   // What the output says is the answer ("So the answer is X.") is what the reference says, word for
   // word.
   kStatedAnswer,
-  // The output is a JSON object with the "name" and the "arguments" of the reference.
+  // The output begins with a JSON object with the "name" and the "arguments" of the reference.
   kToolCall,
 };
 
