@@ -90,6 +90,52 @@ class TaskCase(CommandLineCase):
         row, pooled = self.predict("summary", *arguments, "--kv", "pool(n=5)", "--baseline", baseline)
         self.assertAlmostEqual(row["flips"], sum(a["output"] != b["output"] for a, b in zip(none, pooled)) / 3)
         self.assertGreater(row["flips"], 0)
+        alike = [next((i for i, (x, y) in enumerate(zip(a["tokens"], b["tokens"])) if x != y),
+                      min(len(a["tokens"]), len(b["tokens"]))) for a, b in zip(none, pooled)]
+        self.assertAlmostEqual(row["parted_at"], sum(alike) / 3)
+        self.assertEqual(row["parted_at_median"], sorted(alike)[1])
+        self.assertAlmostEqual(row["never_parted_share"], sum(a["tokens"] == b["tokens"] for a, b in zip(none, pooled)) / 3)
+        # Files from before predictions had tokens say nothing of it.
+        for line in none:
+            del line["tokens"]
+        baseline.write_text("".join(json.dumps(line) + "\n" for line in none))
+        old = self.json_of("eval", "-m", MODEL, "--task", "summary", *arguments, "--kv", "pool(n=5)", "--baseline", baseline)
+        self.assertEqual(old["flips"], row["flips"])
+        self.assertIsNone(old["parted_at"])
+
+    def test_big_bench_hard_is_asked_with_its_chains(self):
+        set_file, shots = self.folder / "counting.json", self.folder / "counting.txt"
+        set_file.write_text(json.dumps({"examples": [{"input": f"{i} hens. How many?", "target": str(i)} for i in range(2, 5)]}))
+        shots.write_text("canary\n-----\nCount.\n\nQ: A hen?\nA: Let's think step by step.\nSo the answer is 1.\n")
+        row, lines = self.predict(f"bbh:{set_file}", "--shots", shots, "--task-count", 2)
+        self.assertEqual((row["task"], row["metric"], row["shots"], row["count"]), ("bbh/counting", "stated_answer", 1, 2))
+        self.assertTrue(lines[1]["prompt"].endswith("answer is 1.\n\nQ: 3 hens. How many?\nA: Let's think step by step.\n"))
+        self.assertEqual(lines[1]["reference"], "So the answer is 3.")
+        row, lines = self.predict(f"bbh:{set_file}", "--shots", 2, "--task-count", 1)
+        self.assertEqual(lines[0]["prompt"].count("So the answer is "), 2)
+        run = ["eval", "-m", MODEL, "--task", f"bbh:{set_file}"]
+        self.assert_refused(2, "counting.json: has no line", *run, "--shots", set_file)
+        self.assert_refused(2, "2 shots at most", *run, "--shots", 3)
+        set_file.write_text('{"examples": [{"input": "a"}]}')
+        self.assert_refused(2, "counting.json: example 1 has no \"target\"", *run)
+
+    def test_longbench_loses_the_middle_of_a_long_prompt(self):
+        path = self.folder / "news.jsonl"
+        words = " ".join(f"word{i}" for i in range(3000))
+        line = {"input": "", "context": words, "answers": ["It was so."], "dataset": "multi_news"}
+        path.write_text(json.dumps(line) + "\n")
+        for length, most in ((["--task-length", 300], 300), ([], 1024 - 512)):
+            row, lines = self.predict(f"longbench:{path}", *length)
+            self.assertEqual((row["task"], row["metric"], row["length"]),
+                             ("longbench/multi_news", "rouge_l_union", length[1] if length else None))
+            self.assertLessEqual(row["prompt_tokens"], most)
+            self.assertGreater(row["prompt_tokens"], most - 40)
+            self.assertTrue(lines[0]["prompt"].startswith("You are given several news passages."))
+            self.assertTrue(lines[0]["prompt"].endswith("Summary:"))
+        run = ["eval", "-m", MODEL, "--task", f"longbench:{path}"]
+        self.assert_refused(2, "takes no shots", *run, "--shots", 1)
+        path.write_text(json.dumps({**line, "dataset": "lcc"}))
+        self.assert_refused(2, "news.jsonl:1: LongBench's set \"lcc\" is not scored here; there are multi_news", *run)
 
     def test_baselines_that_do_not_fit(self):
         task = self.write_choices()

@@ -51,6 +51,8 @@ NOVEL = "books-valid/Pride-and-Prejudice_1342.txt"
 WIKI = "wikitext2/wiki.test.raw"
 PROGRAMS = "humaneval/HumanEval.jsonl.gz"
 GSM8K_SHOTS = "cot_prompts/gsm8k_prompt_original.txt"
+AQUA_SHOTS = "cot_prompts/aqua_cot_prompt_8shots.txt"
+MULTI_NEWS = "longbench/multi_news.jsonl"
 JAPANESE = "japanese/manual.txt"  # Debian's of man, apt-get and dpkg, as plain text
 PREDICTED = ("lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)")
 
@@ -67,6 +69,9 @@ GEAR_TASKS = ["none", "lathe(ratio=8)", "kivi(bits=2,group=64,newest=32)", "gear
               "token(bits=2,newest=32)", "lathe(ratio=4)"]
 LARGE_LONG = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=4)", "lathe(ratio=8)"]
 LARGE_NEEDLES = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=8)"]
+
+# Of GEAR's thesis: errors of the cache compound over a long way to the answer.
+BBH = {"object_counting": "counting objects", "date_understanding": "dates", "multistep_arithmetic_two": "arithmetic of several steps"}
 
 SMALL = ["none", "int8", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "gear(bits=2,newest=32)",
          "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "snapkv(keep=0.5)", "h2o(keep=0.5)", *BASES]
@@ -258,7 +263,7 @@ def file_tasks(setup):
         of("arc-challenge", "ARC challenge", "arc/arc-challenge/test.json", reader="arc"),
         of("winogrande", "WinoGrande", "winogrande/dev.json"),
         of("gsm8k", "GSM8K", "gsm8k/test.jsonl", shots=GSM8K_SHOTS),
-        of("aqua", "AQuA", "aqua/test.json", shots="cot_prompts/aqua_cot_prompt_8shots.txt"),
+        of("aqua", "AQuA", "aqua/test.json", shots=AQUA_SHOTS),
     ]
 
 
@@ -314,6 +319,11 @@ def large_parts(setup):
                     ("--task-text", f"{setup.data}/{NOVEL}", "--task-length", str(n_tokens), "--task-count", str(n_examples), rounded),
                     LARGE_NEEDLES, data=(NOVEL,))
 
+    def chained(name, title, reader, path, shots, n_examples):
+        """Questions that are answered by writing down the way to the answer, behind solved ones of a prompt file."""
+        return task(setup, f"tasks/{name}", title, f"{reader}:{setup.data}/{path}",
+                    ("--task-count", str(n_examples), "--shots", f"{setup.data}/{shots}", rounded), GEAR_TASKS, data=(path, shots))
+
     problems = prepare.Prepared("build/results/humaneval.jsonl", prepare.unpacked(f"{setup.data}/{PROGRAMS}"))
     return [
         compared(setup, "quality", "WikiText-2 test, 2 windows of 2048 tokens", LARGE, "wiki", 2, 2048, WIKI, n_together=5),
@@ -324,6 +334,11 @@ def large_parts(setup):
              data=(PROGRAMS,), prepared=(problems,), problems=f"{setup.data}/{PROGRAMS}"),
         needle(4000, 10),
         needle(16000, 4),
+        chained("aqua", "AQuA", "aqua", "aqua/test.json", AQUA_SHOTS, 50),
+        *(chained(f"bbh-{name}", f"BIG-Bench Hard, {title}", "bbh", f"bbh/{name}.json", f"bbh/{name}.txt", 50) for name, title in BBH.items()),
+        task(setup, "tasks/longbench-multi_news", "LongBench, summaries of news", f"longbench:{setup.data}/{MULTI_NEWS}",
+             ("--task-count", "10", "--task-length", "4000", rounded), GEAR_TASKS, data=(MULTI_NEWS,)),
+        task(setup, "tasks/tools", "a call of one of six tools, in JSON", "tools", ("--task-count", "100", rounded), GEAR_TASKS),
         *inspected_parts(setup),
     ]
 

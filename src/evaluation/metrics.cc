@@ -20,6 +20,7 @@ constexpr NamedMetric kMetrics[] = {
     {TaskMetric::kF1, "f1"},
     {TaskMetric::kRouge1, "rouge1"},
     {TaskMetric::kRougeL, "rougeL"},
+    {TaskMetric::kRougeLUnion, "rouge_l_union"},
     {TaskMetric::kEditSimilarity, "edit_similarity"},
     {TaskMetric::kChoice, "choice"},
     {TaskMetric::kFinalAnswer, "final_answer"},
@@ -27,6 +28,8 @@ constexpr NamedMetric kMetrics[] = {
     {TaskMetric::kLineMatch, "line_match"},
     {TaskMetric::kFound, "found"},
     {TaskMetric::kJsonFields, "json_fields"},
+    {TaskMetric::kStatedAnswer, "stated_answer"},
+    {TaskMetric::kToolCall, "tool_call"},
 };
 
 bool IsAsciiPunctuation(char c) { return c > ' ' && c < 0x7F && !IsLetterOrDigit(c); }
@@ -252,6 +255,8 @@ double ScoreOne(TaskMetric metric, std::string_view output, std::string_view ref
       return Rouge1(output, reference);
     case TaskMetric::kRougeL:
       return RougeL(output, reference);
+    case TaskMetric::kRougeLUnion:
+      return RougeLUnion(output, reference);
     case TaskMetric::kEditSimilarity:
       return EditSimilarity(output, reference);
     case TaskMetric::kFinalAnswer: {
@@ -268,6 +273,13 @@ double ScoreOne(TaskMetric metric, std::string_view output, std::string_view ref
       return StandsIn(output, reference) ? 1 : 0;
     case TaskMetric::kJsonFields:
       return JsonFields(output, reference);
+    case TaskMetric::kStatedAnswer: {
+      const std::optional<std::string> stated = StatedAnswer(output);
+      const std::string wanted = StatedAnswer(reference).value_or(std::string(reference));
+      return stated.has_value() && IsExactMatch(*stated, wanted) ? 1 : 0;
+    }
+    case TaskMetric::kToolCall:
+      return JudgeCall(output, reference).is_right() ? 1 : 0;
   }
   return 0;
 }

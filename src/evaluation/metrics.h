@@ -13,8 +13,8 @@
 namespace kvlathe {
 
 // The name in JSON and on the command line: "exact_match", "f1", "rouge1", "rougeL",
-// "edit_similarity", "choice", "final_answer", "option_letter", "line_match",
-// "found", "json_fields".
+// "rouge_l_union", "edit_similarity", "choice", "final_answer", "option_letter", "line_match",
+// "found", "json_fields", "stated_answer", "tool_call".
 std::string_view MetricName(TaskMetric metric);
 // kInvalidArgument with the list of names.
 StatusOr<TaskMetric> ParseMetric(std::string_view name);
@@ -36,6 +36,12 @@ double F1(std::string_view output, std::string_view reference);
 double Rouge1(std::string_view output, std::string_view reference);
 double RougeL(std::string_view output, std::string_view reference);
 
+// ROUGE-L of summaries as the Python package `rouge` 1.0.1 computes it, which LongBench scores
+// with: texts are cut into sentences at full stops and these into words at white space, as they are
+// written. F-measure of the different words of each text and those that stand in a longest common
+// subsequence of any two sentences. 0 when either text has nothing but full stops.
+double RougeLUnion(std::string_view output, std::string_view reference);
+
 // 1 - Levenshtein distance / longer length, in code points (a byte that is not UTF-8 counts as one
 // of its own). 1 for two empty texts.
 double EditSimilarity(std::string_view output, std::string_view reference);
@@ -52,6 +58,17 @@ std::optional<std::string> FinalAnswer(std::string_view text);
 // one too). Letters are capital; "answer is b)" is read as well.
 std::optional<char> OptionLetter(std::string_view text);
 
+// What a text says is the answer: what stands behind the first "so the answer is", or without one
+// behind the first "answer is", up to the end of the sentence or of the line: "(B)", "24", "costume
+// counterpart oven". A model may write on behind its answer, and then answer other questions.
+// Nothing where no such words have anything behind them.
+struct StatedText {
+  std::string answer;
+  bool is_whole = false;  // more text would not change it
+};
+std::optional<StatedText> FindStatedAnswer(std::string_view text);
+std::optional<std::string> StatedAnswer(std::string_view text);
+
 // Share of the reference's lines that the output has at the same place, each compared as
 // IsExactMatch does. More lines than the reference has change nothing.
 double LineMatch(std::string_view output, std::string_view reference);
@@ -64,5 +81,17 @@ bool StandsIn(std::string_view output, std::string_view reference);
 // values; fields beyond those change nothing. The output's object goes from its first '{' to the
 // brace that closes it. 0 where either does not parse as an object or the reference has no fields.
 double JsonFields(std::string_view output, std::string_view reference);
+
+// What of a call of a tool, {"name": ..., "arguments": {...}}, is as it should be. The call is the
+// object that the output begins with; what a model writes behind it does not count. Orders of keys
+// are free.
+struct CallMarks {
+  bool is_json = false;        // the output begins with a JSON object
+  bool names_tool = false;     // "name" is the reference's
+  bool has_arguments = false;  // "arguments" has the reference's values and no others
+
+  bool is_right() const { return names_tool && has_arguments; }
+};
+CallMarks JudgeCall(std::string_view output, std::string_view reference);
 
 }  // namespace kvlathe

@@ -229,6 +229,107 @@ TEST(MetricsTest, JsonFieldsComparesValues) {
   EXPECT_DOUBLE_EQ(JsonFields(reference, "no object"), 0);
 }
 
+// The values of the Python package rouge 1.0.1.
+TEST(MetricsTest, RougeLUnionIsThatOfThePackage) {
+  const struct {
+    const char *output, *reference;
+    double f;
+  } cases[] = {
+      {"the cat sat on the mat. the dog ran away.", "the cat was on the mat. a dog ran far away.",
+       0.7777777728},
+      {"A b c d. e f g", "b a c. d f e g", 0.7142857093},
+      {"x y z", "p q", 0},
+      {"Police killed the gunman. The gunman was police",
+       "police ended the gunman. The man, police said, was  a gunman.\nThe end", 0.3529411716},
+      {"a b d c. ", "a c b. d ... e", 0.5999999950},
+      {"d f c .ba.e f d d .f", "f .. cd cf . abcae a", 0.1999999950},
+      {"e .. . . .c bac.d e", ". e . f .  f . d  ae c", 0.5999999950},
+      {"f bd e e bb..b b. c", "ae . . baa.  f e f d a", 0.3076923027},
+      {"e abbf ad . e e ca", "c. . .f . f bf e . d e", 0.1999999952},
+  };
+  for (const auto& c : cases) {
+    EXPECT_NEAR(RougeLUnion(c.output, c.reference), c.f, 2e-8) << c.output;
+  }
+  EXPECT_EQ(RougeLUnion("", "a"), 0);
+  EXPECT_EQ(RougeLUnion("...", "a"), 0);
+  EXPECT_EQ(RougeLUnion("One text. Of two.", "One text. Of two."), 1);
+}
+
+TEST(MetricsTest, StatedAnswersStandBehindTheFirstStatement) {
+  const struct {
+    const char *text, *answer;
+    bool is_whole;
+  } cases[] = {
+      {"So the answer is 8", "8", false},
+      {"So the answer is 8.", "8", false},  // it could become 8.5
+      {"So the answer is 8.5. Q", "8.5", true},
+      {"So the answer is 8.\n", "8", true},
+      {"So the answer is 8\n", "8", true},
+      {"The answer is 7, no. So the answer is (B).Human: So the answer is (C).", "(B)", true},
+      {"the Answer is: costume counterpart oven.  ", "costume counterpart oven", true},
+      {"So the answer is -219...", "-219", true},
+      {"So the answer is \nSo the answer is 5", "5", false},
+  };
+  for (const auto& c : cases) {
+    const auto stated = FindStatedAnswer(c.text);
+    ASSERT_TRUE(stated.has_value()) << c.text;
+    EXPECT_EQ(stated->answer, c.answer) << c.text;
+    EXPECT_EQ(stated->is_whole, c.is_whole) << c.text;
+    EXPECT_EQ(StatedAnswer(c.text), c.answer);
+  }
+  for (const char* text :
+       {"", "answer is", "answer is: .", "answer is\n", "8", "the answer was 8"}) {
+    EXPECT_FALSE(StatedAnswer(text).has_value()) << text;
+  }
+  EXPECT_EQ(
+      ScoreOf(TaskMetric::kStatedAnswer, "1 + 1 = 2. So the answer is 2.", "So the answer is 2."),
+      1);
+  EXPECT_EQ(ScoreOf(TaskMetric::kStatedAnswer, "So the answer is  a  b.", "a b"), 1);
+  EXPECT_EQ(ScoreOf(TaskMetric::kStatedAnswer, "2", "So the answer is 2."), 0);
+  EXPECT_EQ(ScoreOf(TaskMetric::kStatedAnswer, "So the answer is B.", "So the answer is (B)."), 0);
+}
+
+TEST(MetricsTest, ACallIsRightWithItsToolAndItsArguments) {
+  const std::string wanted =
+      R"({"name": "book", "arguments": {"day": "monday", "guests": 4, "at": "Luna"}})";
+  const auto marks_of = [&](const std::string& output) {
+    const CallMarks marks = JudgeCall(output, wanted);
+    EXPECT_EQ(ScoreOf(TaskMetric::kToolCall, output, wanted),
+              marks.names_tool && marks.has_arguments ? 1 : 0);
+    return fmt::format("{:d}{:d}{:d}", marks.is_json, marks.names_tool, marks.has_arguments);
+  };
+  EXPECT_EQ(marks_of(wanted), "111");
+  EXPECT_EQ(marks_of(R"( {"arguments":{"at":"Luna","guests":4,"day":"monday"}, "name":"book"} )"),
+            "111");
+  EXPECT_EQ(
+      marks_of(R"({"name": "cook", "arguments": {"day": "monday", "guests": 4, "at": "Luna"}})"),
+      "101");
+  // A text for a number, one argument too many, one too few.
+  for (const char* arguments : {R"({"day": "monday", "guests": "4", "at": "Luna"})",
+                                R"({"day": "monday", "guests": 4, "at": "Luna", "place": "bar"})",
+                                R"({"day": "monday", "guests": 4})", R"(["day"])", "null"}) {
+    EXPECT_EQ(marks_of(fmt::format(R"({{"name": "book", "arguments": {}}})", arguments)), "110")
+        << arguments;
+  }
+  EXPECT_EQ(marks_of(R"({"name": "book"})"), "110");
+  EXPECT_EQ(marks_of("{}"), "100");
+  EXPECT_EQ(marks_of(wanted + " Request: "), "111");
+  for (const std::string& text : {std::string(), std::string("[]"), "call: " + wanted,
+                                  wanted.substr(1), wanted.substr(0, 40), std::string("book")}) {
+    EXPECT_EQ(marks_of(text), "000") << text;
+  }
+}
+
+TEST(MetricsTest, TheAnswersOfToolsAreRight) {
+  const auto task = *MakeTask("tools");
+  for (uint64_t index = 0; index < 50; ++index) {
+    const auto example = task->Generate(
+        {}, index, [](std::string_view text) { return static_cast<int>(text.size() / 4); });
+    ASSERT_TRUE(example.ok()) << example.status();
+    EXPECT_EQ(Score(task->metric(), example->references[0], example->references), 1);
+  }
+}
+
 TEST(MetricsTest, ScoreTakesTheBestReferenceAndTrims) {
   const std::vector<std::string> references = {" red hens run", " the red fox\n"};
   EXPECT_DOUBLE_EQ(Score(TaskMetric::kF1, "red fox", references), 1);
@@ -251,7 +352,8 @@ TEST(MetricsTest, AnyBytesGiveAScoreBetweenZeroAndOne) {
     for (const TaskMetric metric :
          {TaskMetric::kExactMatch, TaskMetric::kF1, TaskMetric::kRouge1, TaskMetric::kRougeL,
           TaskMetric::kEditSimilarity, TaskMetric::kFinalAnswer, TaskMetric::kOptionLetter,
-          TaskMetric::kLineMatch, TaskMetric::kFound, TaskMetric::kJsonFields}) {
+          TaskMetric::kLineMatch, TaskMetric::kFound, TaskMetric::kJsonFields,
+          TaskMetric::kRougeLUnion, TaskMetric::kStatedAnswer, TaskMetric::kToolCall}) {
       const double score = ScoreOf(metric, a, b);
       EXPECT_GE(score, 0);
       EXPECT_LE(score, 1);

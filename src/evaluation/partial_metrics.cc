@@ -1,4 +1,6 @@
-// Metrics that look for parts of an answer: texts that stand in it, fields of a JSON object.
+// Metrics that look for parts of an answer: texts that stand in it, fields of a JSON object, a call
+// of a tool, what it says is the answer.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "evaluation/ascii.h"
@@ -72,6 +74,51 @@ double JsonFields(std::string_view output, std::string_view reference) {
     n_equal += found != object.end() && *found == value;
   }
   return n_equal / static_cast<double>(wanted.size());
+}
+
+CallMarks JudgeCall(std::string_view output, std::string_view reference) {
+  while (!output.empty() && IsSpace(output.front())) output.remove_prefix(1);
+  if (!output.starts_with('{')) return {};
+  const nlohmann::json call = ParseObject(output), wanted = ParseObject(reference);
+  CallMarks marks;
+  marks.is_json = call.is_object();
+  if (!marks.is_json || !wanted.is_object()) return marks;
+  const auto has_its = [&](const char* key) {
+    const auto given = call.find(key), asked = wanted.find(key);
+    return given != call.end() && asked != wanted.end() && *given == *asked;
+  };
+  marks.names_tool = has_its("name");
+  marks.has_arguments = has_its("arguments");
+  return marks;
+}
+
+std::optional<StatedText> FindStatedAnswer(std::string_view text) {
+  std::string lower;
+  for (const char c : text) lower += Lower(c);
+  for (const std::string_view mark : {"so the answer is", "answer is"}) {
+    for (size_t at = lower.find(mark); at != std::string::npos; at = lower.find(mark, at + 1)) {
+      const size_t begin = text.find_first_not_of(" \t\r:", at + mark.size());
+      size_t end = std::min(begin, text.size());
+      // A full stop ends it, unless it stands in a number.
+      const auto ends = [&](size_t i) {
+        return text[i] == '\n' ||
+               (text[i] == '.' && !(i + 1 < text.size() && IsDigit(text[i + 1])));
+      };
+      while (end < text.size() && !ends(end)) ++end;
+      // What follows a full stop at the end of the text is not known yet.
+      const bool is_whole = end + (end < text.size() && text[end] == '.' ? 1 : 0) < text.size();
+      std::string_view answer = text.substr(std::min(begin, end), end - std::min(begin, end));
+      while (!answer.empty() && IsSpace(answer.back())) answer.remove_suffix(1);
+      if (!answer.empty()) return StatedText{std::string(answer), is_whole};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> StatedAnswer(std::string_view text) {
+  std::optional<StatedText> stated = FindStatedAnswer(text);
+  if (!stated.has_value()) return std::nullopt;
+  return std::move(stated->answer);
 }
 
 }  // namespace kvlathe

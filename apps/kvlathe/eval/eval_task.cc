@@ -72,7 +72,13 @@ Json ToJson(const TaskRow& row) {
       json["acc_norm_stderr"] = result.acc_norm->standard_error;
     }
   }
-  for (const char* field : {"flips", "score_change", "score_change_stderr", "decides"}) {
+  if (result.calls.has_value()) {
+    json["valid_json"] = result.calls->is_json;
+    json["right_tool"] = result.calls->names_tool;
+    json["right_arguments"] = result.calls->has_arguments;
+  }
+  for (const char* field : {"flips", "score_change", "score_change_stderr", "decides", "parted_at",
+                            "parted_at_median", "never_parted_share"}) {
     json[field] = nullptr;
   }
   if (row.predicted_kl.has_value()) json["predicted_kl"] = *row.predicted_kl;
@@ -80,6 +86,11 @@ Json ToJson(const TaskRow& row) {
     json["flips"] = row.change->flips;
     json["score_change"] = row.change->score_change.mean;
     json["score_change_stderr"] = row.change->score_change.standard_error;
+    if (const std::optional<TaskParting>& parting = row.change->parting) {
+      json["parted_at"] = parting->mean;
+      json["parted_at_median"] = parting->median;
+      json["never_parted_share"] = parting->never;
+    }
   }
   if (row.decides.has_value()) json["decides"] = *row.decides;
   return json;
@@ -216,8 +227,8 @@ void AddTaskOptions(CLI::App* verb, TaskEvalOptions* options) {
       ->needs(verb->get_option("--task"));
   verb->add_option(
           "--baseline", options->baseline,
-          "predictions of --kv none of the same tasks, for flips and score_change; without "
-          "it those of --kv none of this call")
+          "predictions of --kv none of the same tasks, for flips, score_change and parted_at; "
+          "without it those of --kv none of this call")
       ->needs(verb->get_option("--task"));
 }
 

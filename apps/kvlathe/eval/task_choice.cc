@@ -7,7 +7,9 @@
 #include <map>
 
 #include "evaluation/metrics.h"
+#include "evaluation/task_runs/big_bench_hard.h"
 #include "evaluation/task_runs/choice_files.h"
+#include "evaluation/task_runs/longbench.h"
 #include "evaluation/task_runs/task_shots.h"
 #include "evaluation/task_runs/word_problems.h"
 #include "io/files.h"
@@ -56,6 +58,12 @@ StatusOr<TaskFile> ReadAquaWith(const std::string& path, const std::string& shot
   return ReadAqua(path, shots);
 }
 
+StatusOr<TaskFile> ReadBigBenchHardWith(const std::string& path, const std::string& shots_path) {
+  if (shots_path.empty()) return ReadBigBenchHard(path, BigBenchHardForm());
+  KVL_ASSIGN_OR_RETURN(const FewShots shots, ReadBigBenchHardShots(shots_path));
+  return ReadBigBenchHard(path, shots);
+}
+
 // A form of files that is asked for by its name before a colon.
 struct FileForm {
   std::string_view prefix;
@@ -70,6 +78,8 @@ constexpr FileForm kFileForms[] = {
     {"winogrande:", ReadWinoGrande, nullptr},
     {"gsm8k:", nullptr, ReadGsm8kWith},
     {"aqua:", nullptr, ReadAquaWith},
+    {"bbh:", nullptr, ReadBigBenchHardWith},
+    {"longbench:", ReadLongBench, nullptr},
     {"humaneval:", ReadHumanEval, nullptr},
 };
 
@@ -87,7 +97,7 @@ StatusOr<TaskFile> ReadFormOf(const std::string& text, const FileForm* form,
   if (!shots.file.empty() && (form == nullptr || form->read_with == nullptr)) {
     return Error(
         StatusCode::kInvalidArgument,
-        "--task {}: --shots FILE is for gsm8k and aqua; --shots N takes a number of solved "
+        "--task {}: --shots FILE is for gsm8k, aqua and bbh; --shots N takes a number of solved "
         "questions from the task's own file",
         text);
   }
@@ -136,10 +146,10 @@ StatusOr<ChosenTask> ChooseTask(const std::string& text, const TaskChoiceOptions
     return Error(StatusCode::kInvalidArgument,
                  "--task {}: --task-text is for the built-in tasks needle and variables", text);
   }
-  if (task.built_in == nullptr && options.length > 0) {
+  if (task.built_in == nullptr && options.length > 0 && !task.file.cuts_middle) {
     return Error(StatusCode::kInvalidArgument,
-                 "--task {}: --task-length is for built-in tasks; the examples of a file have the "
-                 "length that they have",
+                 "--task {}: --task-length is for built-in tasks and longbench; the examples of a "
+                 "file have the length that they have",
                  text);
   }
   return task;
@@ -166,6 +176,26 @@ StatusOr<std::vector<TaskExample>> GenerateExamples(const Task& task, int length
     examples.push_back(std::move(example));
   }
   return examples;
+}
+
+// The prompts, `most_tokens` long at most; 0: as long as they may be for the answer to fit.
+void CutPrompts(int most_tokens, int context_tokens, const Tokenizer& tokenizer,
+                std::vector<TaskExample>* examples) {
+  for (TaskExample& example : *examples) {
+    int n_most = most_tokens;
+    if (n_most == 0) {
+      size_t n_answer = static_cast<size_t>(example.room_tokens);
+      for (const std::string& reference : example.references) {
+        n_answer = std::max(n_answer, tokenizer
+                                          .Tokenize(reference, /*add_bos=*/false,
+                                                    /*parse_special=*/false)
+                                          .size());
+      }
+      n_most = context_tokens - kReservedTokens -
+               static_cast<int>(std::min(n_answer, static_cast<size_t>(context_tokens)));
+    }
+    example.prompt = WithoutMiddle(example.prompt, std::max(n_most, 2), tokenizer);
+  }
 }
 
 // Several files of one form are told apart by their paths.
@@ -225,6 +255,10 @@ StatusOr<ReadyTask> MakeReady(ChosenTask task, const TaskChoiceOptions& options,
     KVL_ASSIGN_OR_RETURN(ShotExamples with_shots,
                          AddShots(task.file, options.count, shots.rule, count_tokens));
     examples = std::move(with_shots.examples);
+    if (task.file.cuts_middle) {
+      ready.length = options.length;
+      CutPrompts(options.length, workspace.context_tokens(), workspace.tokenizer(), &examples);
+    }
     ready.mean_shots = with_shots.mean_shots;
     ready.chance = ChanceOf(task.file, examples.size());
   }
@@ -244,8 +278,10 @@ void AddTaskChoiceOptions(CLI::App* verb, TaskChoiceOptions* options) {
       fmt::format("a built-in task, as needle or needle(keys=4), all (those without parameters), "
                   "list, FILE.jsonl, or {}; may repeat",
                   FileFormNames()));
-  verb->add_option("--task-length", options->length,
-                   "tokens of prompt and answer (default: the task's, as far as the context goes)")
+  verb->add_option(
+          "--task-length", options->length,
+          "tokens of prompt and answer, of longbench at most of the prompt, whose middle is "
+          "cut out (default: the task's, as far as the context goes)")
       ->check(CLI::Range(1, 1 << 30))
       ->needs(task);
   verb->add_option("--task-count", options->count, "examples")
@@ -260,8 +296,8 @@ void AddTaskChoiceOptions(CLI::App* verb, TaskChoiceOptions* options) {
       ->needs(task);
   verb->add_option(
           "--shots", options->shots,
-          "solved questions before each of a file: how many of the same file or, for gsm8k "
-          "and aqua, a prompt file or a train set")
+          "solved questions before each of a file: how many of the same file or, for gsm8k, "
+          "aqua and bbh, a prompt file (of gsm8k and aqua also a train set)")
       ->needs(task);
   verb->add_option("--shot-tokens", options->shot_tokens,
                    "as many solved questions as it takes until the prompt has this many tokens")

@@ -37,7 +37,7 @@ struct ChosenTask {
 
 struct ReadyTask {
   std::string name;
-  int length = 0;                // asked of the generator; 0 for a file
+  int length = 0;                // asked of the generator or as the most of a prompt; 0: neither
   std::optional<double> chance;  // where it is known
   double mean_shots = 0;         // solved questions that stand before each
   PreparedTask prepared;

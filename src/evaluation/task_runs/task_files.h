@@ -1,6 +1,6 @@
 // Tasks may come from files: here is what every such task has, and the plain form for any of them.
-// The forms of published data sets are in choice_files.h and word_problems.h. Blank lines are
-// passed over.
+// The forms of published data sets are in choice_files.h, word_problems.h, big_bench_hard.h and
+// longbench.h. Blank lines are passed over.
 //
 // Errors of all readers: kNotFound when there is no such file, kInvalidArgument with file and line
 // when a line is not what the form asks for.
@@ -23,6 +23,8 @@ struct TaskFile {
   // solved question, so that it can stand before another one (task_shots.h).
   bool takes_shots = false;
   int n_shots = 0;  // that every prompt has already
+  // A prompt that is longer than it may be is asked without its middle (longbench.h).
+  bool cuts_middle = false;
   // For kChoice: the score that counts the choices' lengths leads in what is published of the set.
   bool norm_leads = false;
   // Of how many options each example's answer is one, where those are not its choices

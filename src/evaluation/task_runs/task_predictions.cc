@@ -1,5 +1,6 @@
 #include "evaluation/task_runs/task_predictions.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/crc32c.h"
@@ -35,6 +36,22 @@ StatusOr<int> PickedOf(const TaskLine& line, const char* field, size_t n_choices
   return static_cast<int>(picked);
 }
 
+// Nothing where the line has none: predictions of earlier versions.
+StatusOr<std::optional<std::vector<int32_t>>> TokensOf(const TaskLine& line) {
+  if (!line.Has("tokens")) return std::nullopt;
+  const nlohmann::json& list = line.value["tokens"];
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; list.is_array() && i < list.size(); ++i) {
+    const bool is_id = list[i].is_number_unsigned() && list[i].get<uint64_t>() <= INT32_MAX;
+    if (!is_id) break;
+    tokens.push_back(list[i].get<int32_t>());
+  }
+  if (!list.is_array() || tokens.size() != list.size()) {
+    return line.Refuse("\"tokens\" is no list of token ids");
+  }
+  return std::optional(std::move(tokens));
+}
+
 // Reads the line of one example.
 Status ReadPrediction(const TaskLine& line, const PreparedTask& task, std::vector<bool>* is_read,
                       std::vector<TaskPrediction>* predictions) {
@@ -60,6 +77,7 @@ Status ReadPrediction(const TaskLine& line, const PreparedTask& task, std::vecto
     return line.Refuse("no \"score\"; give it as a number");
   }
   prediction.score = line.value["score"].get<double>();
+  KVL_ASSIGN_OR_RETURN(prediction.tokens, TokensOf(line));
   const size_t n_choices = example.text.choices.size();
   KVL_ASSIGN_OR_RETURN(prediction.picked, PickedOf(line, "picked", n_choices));
   KVL_ASSIGN_OR_RETURN(prediction.picked_norm, PickedOf(line, "picked_norm", n_choices));
@@ -79,6 +97,24 @@ bool IsSameAnswer(const TaskPrediction& a, const TaskPrediction& b) {
   return a.output == b.output || AsJsonHasIt(a.output) == AsJsonHasIt(b.output);
 }
 
+std::optional<TaskParting> PartingOf(std::span<const TaskPrediction> baseline,
+                                     std::span<const TaskPrediction> predictions) {
+  TaskParting parting;
+  std::vector<double> parted_at;
+  for (size_t i = 0; i < predictions.size(); ++i) {
+    const std::optional<std::vector<int32_t>>&a = baseline[i].tokens, &b = predictions[i].tokens;
+    if (!a.has_value() || !b.has_value()) return std::nullopt;
+    parted_at.push_back(static_cast<double>(std::ranges::mismatch(*a, *b).in1 - a->begin()));
+    parting.never += *a == *b ? 1 : 0;
+  }
+  parting.mean = MeanOf(parted_at).mean;
+  parting.never /= static_cast<double>(parted_at.size());
+  std::ranges::sort(parted_at);
+  const size_t n = parted_at.size();
+  parting.median = (parted_at[(n - 1) / 2] + parted_at[n / 2]) / 2;
+  return parting;
+}
+
 }  // namespace
 
 std::string PredictionLine(const PredictionSource& source, size_t index,
@@ -91,6 +127,7 @@ std::string PredictionLine(const PredictionSource& source, size_t index,
                {"output", prediction.output},
                {"reference", CanonicalAnswer(example.text)},
                {"score", prediction.score}};
+  if (prediction.tokens.has_value()) json["tokens"] = *prediction.tokens;
   if (prediction.picked >= 0) {
     json["loglikelihoods"] = prediction.log_likelihoods;
     json["picked"] = prediction.picked;
@@ -143,6 +180,7 @@ TaskChange ChangeFrom(std::span<const TaskPrediction> baseline,
   }
   change.flips /= static_cast<double>(predictions.size());
   change.score_change = MeanOf(differences);
+  change.parting = PartingOf(baseline, predictions);
   return change;
 }
 

@@ -2,6 +2,7 @@
 // changed of it against the uncompressed model's.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,8 +21,9 @@ struct PredictionSource {
 };
 
 // A JSON object and a line feed: kv, kv_resolved, task, index (from 0), prompt, output, reference,
-// score, and for a choice in an example of one question loglikelihoods, picked and picked_norm
-// (null where there is none); tokens_crc32c, by which a baseline's example is known again.
+// score; of generated text tokens, their ids; and for a choice in an example of one question
+// loglikelihoods, picked and picked_norm (null where there is none); tokens_crc32c, by which a
+// baseline's example is known again.
 std::string PredictionLine(const PredictionSource& source, size_t index,
                            const PreparedExample& example, const TaskPrediction& prediction);
 
@@ -34,6 +36,13 @@ StatusOr<std::vector<TaskPrediction>> ReadBaseline(const std::string& path,
                                                    std::string_view task_name,
                                                    const PreparedTask& task);
 
+// Where generated texts part from the baseline's. Tokens up to the first that differs, over
+// examples; one that never parts counts with all its tokens.
+struct TaskParting {
+  double mean = 0, median = 0;
+  double never = 0;  // share of the examples that never part
+};
+
 struct TaskChange {
   // Share of examples with another answer than the baseline's, be it right or wrong: another choice
   // (the one that the score looks at), or another text.
@@ -41,6 +50,7 @@ struct TaskChange {
   // Mean of the differences, score less the baseline's score, example by example. Its standard
   // error is that of paired samples, far smaller than the scores' own where both answer alike.
   MeanScore score_change;
+  std::optional<TaskParting> parting;  // where all predictions have tokens
 };
 // Both of the same examples, at least one.
 TaskChange ChangeFrom(std::span<const TaskPrediction> baseline,

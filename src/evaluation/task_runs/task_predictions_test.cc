@@ -151,6 +151,46 @@ TEST_F(TaskPredictionsTest, AChangeOfTextsIsAnotherText) {
   EXPECT_EQ(change.score_change.mean, 0);
 }
 
+TEST_F(TaskPredictionsTest, TextsPartAtTheFirstTokenThatDiffers) {
+  using Ids = std::vector<int32_t>;
+  const std::vector<TaskPrediction> baseline = {
+      {.tokens = Ids{1, 2, 3}}, {.tokens = Ids{1, 2, 3}}, {.tokens = Ids{4}}, {.tokens = Ids{}}};
+  const std::vector<TaskPrediction> changed = {{.tokens = Ids{1, 2, 9}},
+                                               {.tokens = Ids{1, 2, 3, 4}},
+                                               {.tokens = Ids{4}},
+                                               {.tokens = Ids{7}}};
+  const TaskChange change = ChangeFrom(baseline, changed);
+  ASSERT_TRUE(change.parting.has_value());
+  EXPECT_DOUBLE_EQ(change.parting->mean, (2 + 3 + 1 + 0) / 4.0);
+  EXPECT_DOUBLE_EQ(change.parting->median, 1.5);
+  EXPECT_DOUBLE_EQ(change.parting->never, 0.25);
+  EXPECT_DOUBLE_EQ(ChangeFrom(baseline, baseline).parting->never, 1);
+  // Choices have no tokens, and files of earlier versions neither.
+  EXPECT_FALSE(ChangeFrom(std::vector<TaskPrediction>(4), changed).parting.has_value());
+}
+
+TEST_F(TaskPredictionsTest, TokensAreReadAgain) {
+  PreparedTask task{.metric = TaskMetric::kF1, .examples = {ExampleOf(0)}};
+  const auto line_with = [&](const nlohmann::json& tokens) {
+    auto line = nlohmann::json::parse(PredictionLine(none_, 0, task.examples[0], {.output = "x"}));
+    EXPECT_FALSE(line.contains("tokens"));
+    line["tokens"] = tokens;
+    return line.dump() + "\n";
+  };
+  const TaskPrediction prediction = {.output = "x",
+                                     .tokens = std::vector<int32_t>{5, 0, 2147483647}};
+  const auto read =
+      ReadBaseline(Write(PredictionLine(none_, 0, task.examples[0], prediction)), "task", task);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ((*read)[0].tokens, prediction.tokens);
+  EXPECT_EQ(
+      ReadBaseline(Write(line_with(nlohmann::json::array())), "task", task)->front().tokens->size(),
+      0u);
+  for (const char* tokens : {"3", "null", "[-1]", "[1.5]", "[2147483648]", R"(["1"])", "{}"}) {
+    ExpectRefused(line_with(nlohmann::json::parse(tokens)), task, ":1: ", "tokens");
+  }
+}
+
 TEST(MeanOfScores, HasTheErrorOfTheSample) {
   const std::vector<double> values = {1, 0, 0, 1, 1};
   const MeanScore mean = MeanOf(values);

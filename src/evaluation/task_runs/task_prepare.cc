@@ -83,8 +83,8 @@ class ExamplePreparer {
       n_longest = std::max(n_longest, static_cast<int>(ids.size()) - n_prompt);
     }
     KVL_RETURN_IF_ERROR(CheckFits(example->prompt.size() + n_longest, "answer"));
-    const int n_room =
-        std::max(n_longest + n_longest / 2 + kSpareTokens, example->text.room_tokens);
+    int n_room = std::max(n_longest + n_longest / 2 + kSpareTokens, example->text.room_tokens);
+    if (example->text.most_tokens > 0) n_room = std::min(n_room, example->text.most_tokens);
     example->max_tokens = std::min(n_room, context_tokens_ - n_prompt);
     return OkStatus();
   }

@@ -67,6 +67,7 @@ class ScoreSheet {
       return MeanOf(values);
     };
     result.score_stderr = mean_of([](const TaskPrediction& p) { return p.score; }).standard_error;
+    if (task_.metric == TaskMetric::kToolCall) result.calls = SharesOf(result.predictions);
     if (task_.metric != TaskMetric::kChoice) return result;
     // An example of several questions is right or wrong as a whole, which its score says.
     result.acc =
@@ -83,6 +84,18 @@ class ScoreSheet {
   double BestMean() const {
     const size_t n = outcomes_.size();
     return (sum_ + static_cast<double>(n - n_done_)) / static_cast<double>(n);
+  }
+  // Of an example with several references, by the first.
+  TaskResult::CallShares SharesOf(const std::vector<TaskPrediction>& predictions) const {
+    TaskResult::CallShares shares;
+    for (size_t i = 0; i < predictions.size(); ++i) {
+      const CallMarks marks = JudgeCall(predictions[i].output, task_.examples[i].references[0]);
+      shares.is_json += marks.is_json;
+      shares.names_tool += marks.names_tool;
+      shares.has_arguments += marks.has_arguments;
+    }
+    const double n = static_cast<double>(predictions.size());
+    return {shares.is_json / n, shares.names_tool / n, shares.has_arguments / n};
   }
   void Tell() const {
     if (progress_) progress_("running the task", static_cast<double>(n_done_) / outcomes_.size());
@@ -104,9 +117,10 @@ Status OfExample(size_t i, const Status& status) {
 // What all prompts begin with, such as solved questions; less than each of them.
 std::span<const int32_t> CommonPrompt(std::span<const PreparedExample> examples) {
   const std::vector<int32_t>& first = examples[0].prompt;
-  size_t n_common = first.size() - 1;
+  size_t n_common = first.size();
   for (const PreparedExample& example : examples) {
     const std::vector<int32_t>& prompt = example.prompt;
+    if (prompt.empty()) return {};
     n_common = std::min(n_common, prompt.size() - 1);
     const auto parted = std::mismatch(first.begin(), first.begin() + n_common, prompt.begin());
     n_common = parted.first - first.begin();
@@ -129,6 +143,13 @@ Status ReadCommonPrompt(const PreparedTask& task, Engine* engine) {
   while (engine->Step()) {
   }
   return outcome_status;
+}
+
+// What a model writes behind the answer that it states changes no score.
+bool IsAnswered(TaskMetric metric, const TaskPrediction& prediction) {
+  if (metric != TaskMetric::kStatedAnswer) return false;
+  const std::optional<StatedText> stated = FindStatedAnswer(prediction.output);
+  return stated.has_value() && stated->is_whole;
 }
 
 Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
@@ -158,13 +179,16 @@ Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& ta
     request.stop_ids = task.eos_ids;
     const auto on_token = [&, i](Engine::RequestId, const GeneratedToken& token) {
       sheet->outcome(i).prediction.output += streams[i].Push(token.id);
-      return streams[i].stopped() ? FinishReason::kStop : FinishReason::kNone;
+      const bool ends =
+          streams[i].stopped() || IsAnswered(task.metric, sheet->outcome(i).prediction);
+      return ends ? FinishReason::kStop : FinishReason::kNone;
     };
     const auto on_finish = [&, i](Engine::RequestId, const RequestOutcome& outcome) {
       if (!outcome.status.ok() && failure.ok()) failure = OfExample(i, outcome.status);
       if (!outcome.status.ok()) return;
       TaskPrediction& prediction = sheet->outcome(i).prediction;
       prediction.output += streams[i].Finish();
+      prediction.tokens = outcome.tokens;
       prediction.score = Score(task.metric, prediction.output, task.examples[i].references);
       sheet->outcome(i).kv_fraction = FractionOf(*model, outcome.kv_bytes, outcome.n_cached_tokens);
       sheet->Finish(i);

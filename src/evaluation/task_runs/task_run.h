@@ -64,6 +64,9 @@ StatusOr<PreparedTask> PrepareTask(TaskMetric metric, std::vector<TaskExample> e
 
 struct TaskPrediction {
   std::string output;  // generated up to the stop text, or the choices taken
+  // All that was generated, with the tokens of the stop text and without the end of the sequence.
+  // None for choices, and where a file of predictions has none.
+  std::optional<std::vector<int32_t>> tokens;
   double score = 0;
   // Of a choice in an example of one question; empty, -1 and false otherwise. The first of equals
   // is picked, as lm-evaluation-harness does.
@@ -89,13 +92,20 @@ struct TaskResult {
   // For kChoice, as lm-evaluation-harness defines them: the share of examples whose likeliest
   // choice is right, and that by character where every prediction has one.
   std::optional<MeanScore> acc, acc_norm;
+  // For kToolCall: the shares of outputs that are a JSON object, that name the right tool, and that
+  // have the right arguments (metrics.h). Absent for others.
+  struct CallShares {
+    double is_json = 0, names_tool = 0, has_arguments = 0;
+  };
+  std::optional<CallShares> calls;
   // Mean over examples of the bytes that a sequence holds at its end, against 16 bits for every
   // value of the positions it has (docs/evaluation.md). For kChoice the end is where the choices
   // are weighed: of the prompt, or of the first choice's own context where they share no token.
   double kv_fraction = 0;
   std::vector<TaskPrediction> predictions;  // in the order of the examples
   // `least_score` was out of reach before all examples had run; the standard errors, kv_fraction
-  // and the predictions of those that had not are left at 0, acc and acc_norm absent.
+  // and the predictions of those that had not are left at 0, acc, acc_norm
+  // and calls absent.
   bool gave_up = false;
 };
 

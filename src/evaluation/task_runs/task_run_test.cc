@@ -7,6 +7,7 @@
 #include <map>
 
 #include "engine/sampler.h"
+#include "evaluation/metrics.h"
 #include "kv/blocks/host_pool_fixture.h"
 #include "model/overflowing_source.h"
 #include "model/planned_model.h"
@@ -447,6 +448,29 @@ TEST_F(TaskRunTest, OneWrongEarlierAnswerFailsTheExample) {
     score += Run(model_.get(), Prepare(TaskMetric::kChoice, {example})).score;
   }
   EXPECT_EQ(score, 1);
+}
+
+TEST_F(TaskRunTest, SaysWhatOfCallsIsRight) {
+  const std::string call = R"({"name":"a","arguments":{"x":1}})";
+  // What is generated is no JSON, so a prompt's whole output is not either.
+  const TaskResult result =
+      Run(model_.get(), Prepare(TaskMetric::kToolCall, {Example("of the inn", call)}));
+  ASSERT_TRUE(result.calls.has_value());
+  const CallMarks marks = JudgeCall(result.predictions[0].output, call);
+  EXPECT_EQ(result.calls->is_json, marks.is_json ? 1 : 0);
+  EXPECT_EQ(result.calls->names_tool, marks.names_tool ? 1 : 0);
+  EXPECT_EQ(result.calls->has_arguments, marks.has_arguments ? 1 : 0);
+  EXPECT_FALSE(
+      Run(model_.get(), Prepare(TaskMetric::kF1, {Example("of the inn", call)})).calls.has_value());
+}
+
+TEST_F(TaskRunTest, AnAnswerHasNoMoreTokensThanItMay) {
+  TaskExample example = Example("of the inn", "a reference of some length");
+  example.stop = "~~";
+  example.room_tokens = example.most_tokens = 5;
+  const PreparedTask task = Prepare(TaskMetric::kF1, {example});
+  EXPECT_EQ(task.examples[0].max_tokens, 5);
+  EXPECT_LE(Run(model_.get(), task).predictions[0].tokens->size(), 5u);
 }
 
 TEST_F(TaskRunTest, ATokenAcrossTheBoundaryBelongsToTheChoice) {

@@ -88,5 +88,6 @@ TaskDefinition NeedleTask(TaskParameters& parameters, std::shared_ptr<const Hays
 TaskDefinition VariablesTask(TaskParameters& parameters, std::shared_ptr<const Haystack> haystack);
 TaskDefinition FrequentTask(TaskParameters& parameters, std::shared_ptr<const Haystack> haystack);
 TaskDefinition JsonTask(TaskParameters& parameters, std::shared_ptr<const Haystack> haystack);
+TaskDefinition ToolsTask(TaskParameters& parameters, std::shared_ptr<const Haystack> haystack);
 
 }  // namespace kvlathe

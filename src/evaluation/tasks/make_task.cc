@@ -14,10 +14,9 @@ struct ParameterTask {
   bool hides = false;  // in a haystack
 };
 constexpr ParameterTask kParameterTasks[] = {
-    {"needle", NeedleTask, true},
-    {"variables", VariablesTask, true},
-    {"frequent", FrequentTask},
-    {"json", JsonTask},
+    {"needle", NeedleTask, true}, {"variables", VariablesTask, true},
+    {"frequent", FrequentTask},   {"json", JsonTask},
+    {"tools", ToolsTask},
 };
 
 std::string AllNames() {

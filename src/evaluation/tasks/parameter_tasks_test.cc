@@ -11,6 +11,7 @@
 #include "evaluation/tasks/haystack.h"
 #include "evaluation/tasks/solvers.h"
 #include "evaluation/tasks/task.h"
+#include "evaluation/tasks/tool_solver.h"
 
 namespace kvlathe {
 namespace {
@@ -137,7 +138,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"variables(hops=10,chains=20)", SolveVariables, 11},
         Case{"frequent", SolveFrequent, 3}, Case{"frequent(words=1,ratio=2)", SolveFrequent, 1},
         Case{"frequent(words=10,ratio=20)", SolveFrequent, 10}, Case{"json", SolveJson, 1},
-        Case{"json(fields=2)", SolveJson, 1}, Case{"json(fields=8)", SolveJson, 1}));
+        Case{"json(fields=2)", SolveJson, 1}, Case{"json(fields=8)", SolveJson, 1},
+        Case{"tools", SolveTools, 1}, Case{"tools(count=4)", SolveTools, 1},
+        Case{"tools(count=8)", SolveTools, 1}));
 
 TEST_P(EveryVariant, AnswersFollowFromThePrompt) {
   const auto task = *MakeTask(GetParam().text);
@@ -266,6 +269,24 @@ TEST(Frequent, WordsComeAsManyTimesMoreOftenAsAskedFor) {
   EXPECT_NEAR(order[2] * 5, order[0], 5);
 }
 
+TEST(Tools, OfferAsManyAsAskedForAndAskForAllInTurn) {
+  std::set<std::string> asked;
+  int n_earlier = 0;
+  for (uint64_t index = 0; index < 200; ++index) {
+    const TaskExample example = Make("tools(count=5)", {}, index);
+    const Strings offered = Matches(example.prompt, R"x(\n\{"name": "(\w+)", "description")x", 1);
+    EXPECT_EQ(offered.size(), 5u);
+    EXPECT_EQ(std::set<std::string>(offered.begin(), offered.end()).size(), 5u);
+    const std::string tool = Matches(example.references[0], R"x("name": "(\w+)")x", 1).at(0);
+    EXPECT_EQ(std::ranges::count(offered, tool), 1);
+    asked.insert(tool);
+    n_earlier += Matches(example.prompt, R"(Request: .* is (the|my) .*\.\nCall:$)").size() == 1;
+  }
+  EXPECT_EQ(asked.size(), 15u);
+  // 11 of the 15 tools have a value that the conversation says.
+  EXPECT_NEAR(n_earlier, 200 * 11 / 15, 30);
+}
+
 TEST(TaskText, SentencesComeInTheirOrderFromAnyPlaceRoundAndRound) {
   const std::string haystack = "One a. Two b!  \"Three c?\" Mr. Four\nd.\n\nFive e\n\nSix f.";
   const Strings sentences = {"One a.", "Two b!", "\"Three c?\"", "Mr. Four d.", "Five e", "Six f."};
@@ -318,7 +339,7 @@ TEST(MakeTask, NamesTasksAsTheyWereAskedFor) {
   EXPECT_EQ((*MakeTask(" needle( keys = 4 , kind=words ) "))->name(), "needle(keys=4,kind=words)");
   EXPECT_EQ((*MakeTask("needle()"))->name(), "needle");
   const auto tasks = ParameterTasks();
-  ASSERT_EQ(tasks.size(), 4u);
+  ASSERT_EQ(tasks.size(), 5u);
   for (const auto& task : tasks) {
     EXPECT_FALSE(task->parameters().empty());
     EXPECT_LE(task->min_length(), task->default_length());
@@ -330,7 +351,7 @@ TEST(MakeTask, NamesTasksAsTheyWereAskedFor) {
 TEST(MakeTask, SaysWhatIsWrongAndWhatThereIs) {
   const std::pair<const char*, const char*> cases[] = {
       {"", "there are passkey"},
-      {"nedle", "needle, variables, frequent, json"},
+      {"nedle", "needle, variables, frequent, json, tools"},
       {"needle(", "bracket"},
       {"needle(keys=4", "bracket"},
       {"needle(keys=4) ()", "bracket"},
@@ -353,6 +374,7 @@ TEST(MakeTask, SaysWhatIsWrongAndWhatThereIs) {
       {"variables(hops=11)", "hops=0..10"},
       {"frequent(words=11)", "words=1..10"},
       {"json(fields=9)", "fields=2..8"},
+      {"tools(count=9)", "count=4..8"},
       {"passkey(keys=1)", "no parameters"},
   };
   for (const auto& [text, part] : cases) {

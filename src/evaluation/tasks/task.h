@@ -26,6 +26,7 @@ enum class TaskMetric {
   kF1,              // bag of words, as in SQuAD
   kRouge1,          // F-measure
   kRougeL,          // F-measure
+  kRougeLUnion,     // F-measure of the sentences' common words, as LongBench has it
   kEditSimilarity,  // 1 - Levenshtein distance / longer length, in characters
   // The choice with the highest log-likelihood is the reference, and so at each of the earlier
   // answers, given those before it.
@@ -37,6 +38,11 @@ enum class TaskMetric {
   // Share of the fields of the reference, a JSON object, that the output's first JSON object has
   // with equal values; 0 where it does not parse.
   kJsonFields,
+  // What the output says is the answer ("So the answer is X.") is what the reference says, word for
+  // word.
+  kStatedAnswer,
+  // The output begins with a JSON object with the "name" and the "arguments" of the reference.
+  kToolCall,
 };
 
 struct TaskExample {
@@ -55,6 +61,8 @@ struct TaskExample {
   std::vector<std::string> more_stops;
   // An answer may have so many tokens, however short the references are.
   int room_tokens = 0;
+  // And no more than these, however long the references are; 0 sets no limit.
+  int most_tokens = 0;
   // What of the prompt answers earlier questions of the task: training examples ask several.
   std::vector<TextRange> earlier_answers;
   // For kChoice where the choices differ before the question and not behind it (WinoGrande): the
