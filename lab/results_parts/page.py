@@ -154,7 +154,7 @@ def prediction_section(view):
 
 
 def methods_sections(view):
-    lines = text_sections(view, "methods")
+    lines = text_sections(view, "methods", "baselines")
     if lines:
         lines += [*(f"Not measured: {code(kv)}, which {why}." for kv, why in plan.NOT_MEASURED.items()), ""]
     return lines
