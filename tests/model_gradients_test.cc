@@ -33,20 +33,26 @@ enum Kind { kKeys, kKeysBeforeRope, kValues, kKinds };
 struct KeptGradients {
   DrawnTokens drawn;
   std::vector<std::vector<float>> rows[kKinds];  // [n_layers] of [n_tokens, n_kv_heads, head_dim]
+  std::vector<std::vector<float>> through_all[kKinds];
 };
 
 KeptGradients GradientsOf(LoadedModel* loaded, const std::vector<int>& ids, Isa isa,
-                          int64_t kept_bytes = kKeptLayerBytes) {
+                          int64_t kept_bytes = kKeptLayerBytes, int newest = kNewest) {
   const ModelConfig& c = loaded->weights->config();
   KeptGradients kept;
   for (auto& rows : kept.rows) rows.resize(c.n_layers);
-  DecoderGradients gradients(loaded->weights.get(), loaded->pool.get(), isa, kNewest, kept_bytes);
+  for (auto& rows : kept.through_all) rows.resize(c.n_layers);
+  DecoderGradients gradients(loaded->weights.get(), loaded->pool.get(), isa, newest, kept_bytes);
   const std::vector<int32_t> tokens(ids.begin(), ids.end());
   auto drawn = gradients.Run(tokens, 3, [&](const RowGradients& shown) {
     const int64_t n = shown.n_tokens * c.n_kv_heads * c.head_dim;
     kept.rows[kKeys][shown.layer_idx].assign(shown.k_post, shown.k_post + n);
     kept.rows[kKeysBeforeRope][shown.layer_idx].assign(shown.k_pre, shown.k_pre + n);
     kept.rows[kValues][shown.layer_idx].assign(shown.v, shown.v + n);
+    const RowGradients::ThroughAll& all = shown.through_all;
+    kept.through_all[kKeys][shown.layer_idx].assign(all.k_post, all.k_post + n);
+    kept.through_all[kKeysBeforeRope][shown.layer_idx].assign(all.k_pre, all.k_pre + n);
+    kept.through_all[kValues][shown.layer_idx].assign(all.v, all.v + n);
   });
   EXPECT_TRUE(drawn.ok()) << drawn.status();
   kept.drawn = *std::move(drawn);
@@ -140,6 +146,27 @@ TEST_P(ModelGradientsTest, LayersThatAreNotKeptAreComputedAgainWithTheSameBits) 
   const KeptGradients again = GradientsOf(&loaded, ids_, AvailableIsas().back(), /*kept_bytes=*/0);
   EXPECT_EQ(kept.drawn.ids, again.drawn.ids);
   for (int kind = 0; kind < kKinds; ++kind) EXPECT_EQ(kept.rows[kind], again.rows[kind]);
+}
+
+TEST_P(ModelGradientsTest, ThroughAllQueriesAreThoseOfAPassWhereNoneIsTooNear) {
+  LoadedModel loaded = testing::LoadModel(directory_, DType::kF32, AvailableIsas().back());
+  const KeptGradients kept = GradientsOf(&loaded, ids_, AvailableIsas().back());
+  const KeptGradients whole =
+      GradientsOf(&loaded, ids_, AvailableIsas().back(), kKeptLayerBytes, /*newest=*/0);
+  EXPECT_EQ(kept.drawn.ids, whole.drawn.ids);
+  for (int kind = 0; kind < kKinds; ++kind) {
+    for (size_t l = 0; l < whole.rows[kind].size(); ++l) {
+      double square = 0, error = 0, far_square = 0;
+      for (size_t i = 0; i < whole.rows[kind][l].size(); ++i) {
+        const double x = whole.rows[kind][l][i], y = kept.through_all[kind][l][i];
+        square += x * x;
+        error += (x - y) * (x - y);
+        far_square += double{kept.rows[kind][l][i]} * kept.rows[kind][l][i];
+      }
+      EXPECT_LE(error, 1e-10 * square) << "layer " << l << " kind " << kind;
+      EXPECT_LT(far_square, 0.9 * square) << "layer " << l << " kind " << kind;
+    }
+  }
 }
 
 TEST_P(ModelGradientsTest, AreFiniteDifferencesOfTheLiteralDecoder) {

@@ -185,10 +185,6 @@ void AddCalibrateVerb(Verbs* verbs) {
       "Gram matrices across the KV heads of a layer too, for palu(group=N): 8 bytes times "
       "(KV heads * head_dim)^2 a layer");
   verb->add_flag(
-      "--all-queries", options->run.all_queries,
-      "price errors through all queries, not only those that rows of lathe's codes meet: "
-      "for lathe with rate or bits=16");
-  verb->add_flag(
       "--key-values", options->run.key_values,
       "moments of keys with their values too, for lathe(maps=joint); about as many bytes "
       "again");

@@ -186,7 +186,7 @@ def papers_sections(view):
 
 
 def methods_sections(view):
-    lines = text_sections(view, "methods")
+    lines = text_sections(view, "methods", "baselines")
     if lines:
         lines += [*(f"Not measured: {code(kv)}, which {why}." for kv, why in plan.NOT_MEASURED.items()), ""]
     return lines

@@ -32,6 +32,12 @@ HARDER = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newes
           "lathe(ratio=6)", SHORTER, "snapkv(keep=0.5)"]
 QUALITY = [*LONG, *MORE, "int8(newest=32)", "q8_0(newest=32)", "kivi(bits=4,group=64)"]  # kivi as published
 
+# Baselines as their papers set them, and at their best where no other row has that (docs/methods/, Settings).
+PUBLISHED = ["palu(rate=0.25,ranks=fisher,sink=0)", "fdc(rate=0.25,sink=0)", "kivi(bits=2,group=32,buffer=128,newest=128,sink=0)",
+             "gear(bits=2,run=prompt,sink=0)", "kvquant(bits=4,sink=1)", "h2o(keep=0.2,budget=prompt,prune=prompt,sink=0)",
+             "tova(budget=512,prune=prompt,sink=0)", "keyformer(keep=0.6,budget=prompt,prune=prompt,sink=0)"]
+BEST = ["palu(rate=0.25)", "kivi(bits=2,group=32,buffer=128)", "gear(bits=2,run=prompt,buffer=256)"]
+
 METHODS = ["none", *BASES, "eigen(rate=0.25)", "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
            "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
            "q8_0(newest=32)", "q4_0(newest=32)", "q4_0(hadamard=on,newest=32)", "kivi(bits=2,group=64,newest=32)",
@@ -160,6 +166,8 @@ def text_parts(setup):
     parts.append(compared(setup, "gear", "the same text, GEAR's ranks, exact entries and repairs of a part", GEAR, "wiki", 4, 2048, WIKI, n_together=10))
     if setup.context >= 2048:
         parts += inspected_parts(setup) + rotation_parts(setup)
+    parts.append(compared(setup, "baselines", "baselines at their best and as published, on the same text", [*BEST, *PUBLISHED], "wiki", 4, 2048,
+                          WIKI, n_together=6))
     return parts + calibration_parts(setup) + prediction_parts(setup)
 
 

@@ -57,7 +57,7 @@ struct CalibrationSums {
 
 // Everything that the sums of a job depend on, and how they are kept.
 std::string CheckpointKey(const CalibrationJob& job) {
-  constexpr uint64_t kVersion = 4;  // of what is summed up, and in which order
+  constexpr uint64_t kVersion = 5;  // of what is summed up, and in which order
   Fingerprint key;
   key.Add(kVersion);
   for (const std::string* text : {&job.source.model_hash, &job.source.rope,

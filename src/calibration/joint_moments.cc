@@ -103,6 +103,7 @@ void JointMomentSums::Finish(CalibrationStatistics* statistics) {
     Normalise(&part->of_kind[kKeysBeforeRope], width_, &to->k_pre.mean, &to->k_pre.covariance);
     Normalise(&part->of_kind[kValues], width_, &to->v.mean, &to->v.covariance);
   }
+  ShareJointRows(statistics);
   statistics->turning_mean = turning_means_.settled();
 }
 
@@ -134,12 +135,21 @@ void FisherSums::AppendTo(SumBytes* bytes) {
 
 void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift,
                      const TurningMeans& means, bool is_held_back) {
-  const int64_t n_rows = gradients.n_tokens * shape_.n_kv_heads, n = n_rows * shape_.head_dim;
+  const Turns turns = {shift, means};
+  AddThrough({gradients.k_post, gradients.k_pre, gradients.v}, gradients, turns,
+             is_held_back ? nullptr : key_values_, &parts_[is_held_back ? 1 : 0]);
+  if (is_held_back || gradients.through_all.k_post == nullptr) return;
+  AddThrough(gradients.through_all, gradients, turns, nullptr, &parts_[kThroughAll]);
+}
+
+void FisherSums::AddThrough(const RowGradients::ThroughAll& gradients, const RowGradients& of,
+                            const Turns& turns, KeyValueSums* key_values, Part* part) {
+  const int64_t n_tokens = of.n_tokens;
+  const int64_t n_rows = n_tokens * shape_.n_kv_heads, n = n_rows * shape_.head_dim;
+  const auto& [shift, means] = turns;
   turned_.assign(gradients.k_post, gradients.k_post + n);
   shift.Apply(n_rows, shape_.head_dim, turned_.data());
-  Part& part = parts_[is_held_back ? 1 : 0];
-  const int64_t n_tokens = gradients.n_tokens;
-  const int layer_idx = gradients.layer_idx;
+  const int layer_idx = of.layer_idx;
   const auto rows_of = [&](const float* rows) { return GroupRows{rows, width_, n_tokens}; };
   std::vector<int> positions(n_tokens);
   std::iota(positions.begin(), positions.end(), 0);
@@ -147,23 +157,23 @@ void FisherSums::Add(const RowGradients& gradients, const PositionShift& shift,
   const auto with_angles = [&] {
     return GroupRows{turned_rows_.data(), means.RowWidth(), n_tokens};
   };
-  means.RowsWithAngles(keys, gradients.k_post_rows, &turned_rows_);
-  AddRows(turned_.data(), with_angles(), layer_idx, &part.k);
+  means.RowsWithAngles(keys, of.k_post_rows, &turned_rows_);
+  AddRows(turned_.data(), with_angles(), layer_idx, &part->k);
   shift.TurnGradientsInFrames({positions, shape_.n_kv_heads, shape_.head_dim, gradients.k_pre},
                               turned_.data());
-  means.FrameRowsWithAngles(keys, gradients.k_pre_rows, &turned_rows_);
-  AddRows(turned_.data(), with_angles(), layer_idx, &part.k_block);
-  if (key_values_ != nullptr && !is_held_back) {
+  means.FrameRowsWithAngles(keys, of.k_pre_rows, &turned_rows_);
+  AddRows(turned_.data(), with_angles(), layer_idx, &part->k_block);
+  if (key_values != nullptr) {
     const int64_t skipped = kCalibrationSinks * n_groups_, of_values = skipped * width_;
-    key_values_->AddGradients({.layer_idx = layer_idx,
-                               .n_rows = n_tokens - kCalibrationSinks,
-                               .keys_with_angles = turned_rows_.data() + skipped * means.RowWidth(),
-                               .values = gradients.v_rows + of_values,
-                               .key_gradients = turned_.data() + of_values,
-                               .value_gradients = gradients.v + of_values});
+    key_values->AddGradients({.layer_idx = layer_idx,
+                              .n_rows = n_tokens - kCalibrationSinks,
+                              .keys_with_angles = turned_rows_.data() + skipped * means.RowWidth(),
+                              .values = of.v_rows + of_values,
+                              .key_gradients = turned_.data() + of_values,
+                              .value_gradients = gradients.v + of_values});
   }
-  AddRows(gradients.k_pre, rows_of(gradients.k_pre_rows), layer_idx, &part.k_pre);
-  AddRows(gradients.v, rows_of(gradients.v_rows), layer_idx, &part.v);
+  AddRows(gradients.k_pre, rows_of(of.k_pre_rows), layer_idx, &part->k_pre);
+  AddRows(gradients.v, rows_of(of.v_rows), layer_idx, &part->v);
 }
 
 void FisherSums::AddRows(const float* gradients, const GroupRows& of, int layer_idx,
@@ -212,8 +222,11 @@ Status FisherSums::FinishMoments(int64_t n_tokens, KindSums* sums, JointMoments*
 }
 
 Status FisherSums::Finish(const TurningMeans& means, CalibrationStatistics* statistics) {
-  const std::pair<Part*, JointStatistics*> parts[] = {{&parts_[0], &statistics->joint},
-                                                      {&parts_[1], &statistics->held_back}};
+  parts_[kThroughAll].n_tokens = parts_[0].n_tokens;
+  const std::pair<Part*, JointStatistics*> parts[] = {
+      {&parts_[0], &statistics->joint},
+      {&parts_[1], &statistics->held_back},
+      {&parts_[kThroughAll], &statistics->through_all}};
   for (const auto& [part, to] : parts) {
     to->n_tokens = part->n_tokens[0];
     if (to->n_tokens == 0) continue;

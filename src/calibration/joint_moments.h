@@ -74,7 +74,8 @@ class FisherSums {
   // `pool` outlives this. Keys in frames have n_pairs pairs of channels with turning means.
   FisherSums(const StatisticsShape& shape, int n_pairs, ThreadPool* pool);
 
-  // Adds the gradients of one layer of a window, which is held back or not. Gradients of keys after
+  // Adds the gradients of one layer of a window, which is held back or not; those through all
+  // queries where they are shown and it is not. Gradients of keys after
   // RoPE are turned on by the shift of the layer, as their rows are. `means` has seen the layer.
   void Add(const RowGradients& gradients, const PositionShift& shift, const TurningMeans& means,
            bool is_held_back);
@@ -114,7 +115,16 @@ class FisherSums {
 
   StatisticsShape shape_;
   int64_t width_, n_groups_;
-  Part parts_[2];  // calibration, held back
+  // Adds gradients through some queries with respect to the rows that `of` has. `key_values` may be
+  // null.
+  struct Turns {
+    const PositionShift& shift;
+    const TurningMeans& means;
+  };
+  void AddThrough(const RowGradients::ThroughAll& gradients, const RowGradients& of,
+                  const Turns& turns, KeyValueSums* key_values, Part* part);
+  static constexpr int kThroughAll = 2;
+  Part parts_[3];  // calibration, held back, calibration through all queries
   std::vector<float> turned_, turned_rows_, weights_;
   KeyValueSums* key_values_ = nullptr;
   JointAdder adder_;

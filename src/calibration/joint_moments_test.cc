@@ -190,6 +190,37 @@ TEST_F(FisherSumsTest, IsHalfTheSumOfProductsPerTokenAndAddsUp) {
               1e-4);
 }
 
+TEST_F(FisherSumsTest, GradientsThroughAllQueriesHaveSumsOfTheirOwn) {
+  const std::vector<float> far = DrawJointRows(12, 1);
+  std::vector<float> all = far;
+  for (float& x : all) x *= 2;
+  FisherSums sums(kTwoGroups, 8, &pool_);
+  for (const bool is_held_back : {false, true}) {
+    for (int l = 0; l < 2; ++l) {
+      const float *g = far.data(), *r = rows_.data();
+      RowGradients gradients = {l, 12, g, g, g, r, r, r};
+      gradients.through_all = {all.data(), all.data(), all.data()};
+      sums.Add(gradients, shift_, means_, is_held_back);
+    }
+    sums.CountTokens(12, is_held_back);
+  }
+  CalibrationStatistics statistics = MakeStatistics(kTwoGroups);
+  ASSERT_TRUE(sums.Finish(means_, &statistics).ok());
+  EXPECT_EQ(statistics.through_all.n_tokens, 12);
+  const int64_t at = (0 * 2 + 1) * kWidth * kWidth + 3 * kWidth + 200;
+  EXPECT_NEAR(statistics.joint.v.fisher[at], SumOfProducts(far, 4, kWidth + 3, kWidth + 200) / 24,
+              1e-4);
+  for (const KeyRows rows : kAllKeyRows) {
+    const JointMoments& of_far = statistics.joint.keys(rows);
+    const JointMoments& of_all = statistics.through_all.keys(rows);
+    for (size_t i = 0; i < of_far.fisher.size(); i += 97) {
+      ASSERT_NEAR(of_all.fisher[i], 4 * of_far.fisher[i], 1e-4);
+      ASSERT_NEAR(of_all.weighed_covariance[i], of_far.weighed_covariance[i], 1e-4);
+    }
+  }
+  EXPECT_NEAR(statistics.through_all.v.fisher[at], 4 * statistics.joint.v.fisher[at], 1e-4);
+}
+
 TEST_F(FisherSumsTest, RowsCountByTheSquaresOfTheirGradients) {
   const std::vector<float> a = DrawJointRows(12, 1), b = DrawJointRows(30, 2);
   CalibrationStatistics statistics = MakeStatistics(kTwoGroups);

@@ -181,14 +181,14 @@ int64_t BytesWhileCalibrating(const StatisticsShape& s, const StatisticsContents
   const int64_t d = s.head_dim, kv = s.n_kv_heads, joint = JointHeads(s) * d;
   // Matrices of a layer: those of heads, of sinks among them; of groups of heads, with the means,
   // covariances and F of keys before and after RoPE, less their mean and in frames, and of values,
-  // in two parts.
+  // in two parts; of a third one what gradients through all queries weigh, and F.
   int64_t n_numbers = (7 * kv + s.n_heads) * d * (d + 1);
-  n_numbers += 2 * (kv * d / joint) * 5 * (3 * joint * joint + 2 * joint) + kv * d;
+  n_numbers += (kv * d / joint) * 5 * (8 * joint * joint + 5 * joint) + kv * d;
   n_numbers += 3 * kv * d * (ChannelHistograms::kBins + 4);
   if (contents.across_heads) n_numbers += 2 * kv * d * kv * d;
   // Sums of keys after RoPE and in frames have the angles of their positions too (TurningMeans).
   const int64_t angles = 2 * MostTurningPairs(static_cast<int>(d));
-  const int64_t n_angle_sums = 2 * (kv * d / joint) * 4 * angles * (2 * joint + angles);
+  const int64_t n_angle_sums = (kv * d / joint) * 10 * angles * (2 * joint + angles);
   constexpr int64_t kOfFile = sizeof(float), kOfSums = sizeof(double);
   int64_t n_bytes = n_numbers * (kOfFile + kOfSums) + n_angle_sums * kOfSums;
   if (contents.key_values) {

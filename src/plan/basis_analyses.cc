@@ -23,6 +23,7 @@ BasisOptions OptionsOf(const LatheOptions& lathe, const Spec& spec) {
   return {.is_centred = lathe.is_centred,
           .keys_before_rope = spec.key_rows() == KeyRows::kBeforeRope,
           .has_frames = spec.key_rows() == KeyRows::kBlock,
+          .counts_all_queries = CutsAtOnce(spec),
           .joins_values = lathe.joins_values,
           .joint_channels = spec.joint_channels()};
 }

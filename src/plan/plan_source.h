@@ -21,9 +21,7 @@ struct StatisticsNeed {
   bool of_text = false;       // they should come from a text: random tokens suit the method badly
   bool across_heads = false;  // they must hold moments across the KV heads of a layer
   bool gradients = false;     // they must hold what errors of rows cost
-  // These count all queries (JointMoments::fisher): rows are cut as soon as they are stored.
-  bool all_queries = false;
-  bool key_values = false;  // they must hold moments of keys with their values
+  bool key_values = false;    // they must hold moments of keys with their values
   // Rows after RoPE are read, whose moments hold for the positions that they were taken at. Without
   // it, statistics that were made for any context of the model will do.
   bool after_rope = false;
@@ -36,6 +34,10 @@ struct StatisticsNeed {
 
 // How a spec merges positions; none if it does not.
 std::optional<MergePlan> MergingOf(const Spec& spec);
+
+// Whether the spec is of lathe with ranks alone: a row is cut when it is stored, with bits when its
+// block is sealed. A question for an accuracy is answered with bits.
+bool CutsAtOnce(const Spec& spec);
 
 // What the statistics must hold from which the spec's basis is made; none where it has no basis
 // that is found before a prompt.

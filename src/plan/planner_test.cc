@@ -139,9 +139,8 @@ TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
             Needs({{.of_text = true, .gradients = true, .key_values = true}}));
   of_lathe.maps_of = KeyRows::kBeforeRope;
   EXPECT_EQ(needs_of("lathe(ratio=4,keys=before)"), Needs({of_lathe}));
-  // With ranks alone rows are cut when they are stored, which near queries see.
-  const StatisticsNeed of_ranks = {
-      .of_text = true, .gradients = true, .all_queries = true, .after_rope = true};
+  // Maps that come with a model are not of gradients through all queries.
+  const StatisticsNeed of_ranks = {.of_text = true, .gradients = true, .after_rope = true};
   EXPECT_EQ(needs_of("lathe(rate=0.25)"), Needs({of_ranks}));
   EXPECT_EQ(needs_of("lathe(ratio=2,bits=16)"), Needs({of_ranks}));
   EXPECT_EQ(needs_of("palu(rate=0.5,group=2)"), Needs({{.of_text = true, .across_heads = true}}));

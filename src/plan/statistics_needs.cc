@@ -9,15 +9,13 @@ std::optional<MergePlan> MergingOf(const Spec& spec) {
   return retention.has_value() ? retention->merge : std::nullopt;
 }
 
-namespace {
-
-// With ranks alone a row is cut when it is stored, with bits when its block is sealed. A question
-// for an accuracy is answered with bits.
 bool CutsAtOnce(const Spec& spec) {
   const auto* const lathe = spec.basis_as<LatheOptions>();
   return lathe != nullptr && lathe->ranks.goal != RankOptions::Goal::kAccuracy &&
          !FactsOf(spec.sealing()).splits_bits;
 }
+
+namespace {
 
 // A loss is predicted of text that is held back, which maps have none of; and maps are made of
 // gradients through far queries.
@@ -37,7 +35,6 @@ std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
   return StatisticsNeed{.of_text = method->wants_text,
                         .across_heads = options.heads_per_latent > 1 && options.is_whitened,
                         .gradients = method->wants_gradients,
-                        .all_queries = CutsAtOnce(spec),
                         .key_values = options.joins_values,
                         .after_rope = !TurnWhenRead(spec.keys()) && !HasFrames(spec.keys()),
                         .maps_of = MapsOf(spec),
@@ -50,7 +47,6 @@ std::optional<StatisticsNeed> CodebookNeedOf(const Spec& spec) {
   if (spec.quantizer_as<KvquantOptions>() == nullptr) return std::nullopt;
   return StatisticsNeed{.of_text = true,
                         .gradients = true,
-                        .all_queries = CutsAtOnce(spec),
                         .after_rope = spec.basis() != nullptr && !TurnWhenRead(spec.keys()),
                         .merge = MergingOf(spec)};
 }

@@ -101,8 +101,7 @@ StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const CalibrationRun&
   job.across_heads = run.across_heads;
   job.key_values = run.key_values;
   job.checkpoint_path = run.checkpoint_path;
-  job.settings = fmt::format("{}{}", RowTypeName(workspace.options().row_type),
-                             run.all_queries ? " through all queries" : "");
+  job.settings = RowTypeName(workspace.options().row_type);
   return job;
 }
 
@@ -130,8 +129,7 @@ void TellOf(Workspace* workspace, CalibrationJob* job) {
 std::string CalibrationRun::Describe() const {
   return (text_path.empty() ? fmt::format("random {} seed {}", n_random_tokens, seed)
                             : std::string("text")) +
-         (merge.has_value() ? " merged by " + Merging() : "") +
-         (gradients && all_queries ? " through all queries" : "");
+         (merge.has_value() ? " merged by " + Merging() : "");
 }
 
 std::string CalibrationRun::SpecText() const {
@@ -168,7 +166,7 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const Calib
   std::optional<DecoderGradients> gradients;
   if (run.gradients) {
     gradients.emplace(&workspace->weights(), workspace->threads(), workspace->isa(),
-                      run.all_queries ? 0 : kCalibrationNewest);
+                      kCalibrationNewest);
     job.gradients = [&gradients](std::span<const int32_t> ids, uint64_t seed, QkvObserver* observer,
                                  const DecoderGradients::Sink& sink) {
       return gradients->Run(ids, seed, sink, observer).status();

@@ -22,9 +22,6 @@ struct CalibrationRun {
   bool key_values = false;              // CalibrationStatistics::key_values too
   std::optional<MergePlan> merge = {};  // of rows that merge so, behind kCalibrationSinks positions
   bool gradients = true;  // take gradients of stored rows too (BasisMethod::wants_gradients)
-  // Gradients count through all queries, not only through those kCalibrationNewest positions or
-  // more behind a row: for rows that are stored as they are cut from the beginning.
-  bool all_queries = false;
 
   // Keeps what is added up while it runs, and is read where a run of the same was interrupted;
   // empty: none. It stays there: whoever keeps the statistics removes it.

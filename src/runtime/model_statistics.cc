@@ -65,11 +65,9 @@ StatusOr<CalibrationRun> ModelStatistics::RunFor(const StatisticsNeed& need) con
   run.merge = need.merge;
   run.across_heads = need.across_heads;
   run.gradients = need.gradients;
-  run.all_queries = need.all_queries;
   run.key_values = need.key_values;
   for (const StatisticsNeed& other : expected_) {
     if (other.of_text != need.of_text || other.merge != need.merge) continue;
-    if (other.gradients && other.all_queries != need.all_queries) continue;
     run.across_heads |= other.across_heads;
     run.gradients |= other.gradients;
     run.key_values |= other.key_values;
@@ -129,8 +127,7 @@ StatusOr<StatisticsRequest> ModelStatistics::RequestFor(const CalibrationRun& ru
 const ModelStatistics::Held* ModelStatistics::FindHeld(const CalibrationRun& run,
                                                        const StatisticsNeed& need) const {
   for (const Held& held : held_) {
-    const bool is_same = held.merging == run.Merging() && held.source == run.text_path &&
-                         (held.is_chosen || !need.gradients || held.all_queries == run.all_queries);
+    const bool is_same = held.merging == run.Merging() && held.source == run.text_path;
     const StatisticsContents& contents = held.contents;
     const bool has_all = HoldsAllOf(contents, {.gradients = need.gradients,
                                                .across_heads = need.across_heads,
@@ -174,7 +171,7 @@ StatusOr<const CalibrationStatistics*> ModelStatistics::Statistics(const Statist
   contents.gradients |= is_chosen || found.statistics.joint.n_tokens > 0;
   contents.across_heads |= !found.statistics.k_pre_across_heads.empty();
   contents.key_values |= !found.statistics.key_values.covariance.empty();
-  held_.push_back({run.text_path, run.Merging(), contents, is_chosen, run.all_queries,
+  held_.push_back({run.text_path, run.Merging(), contents, is_chosen,
                    std::make_unique<const CalibrationStatistics>(std::move(found.statistics))});
   return held_.back().statistics.get();
 }

@@ -47,8 +47,7 @@ class ModelStatistics : public PlanSource {
     std::string source;   // the text, or empty for random tokens
     std::string merging;  // StatisticsSource::merging
     StatisticsContents contents;
-    bool is_chosen;    // by the user: what it lacks is not made elsewhere
-    bool all_queries;  // CalibrationRun::all_queries
+    bool is_chosen;  // by the user: what it lacks is not made elsewhere
     std::unique_ptr<const CalibrationStatistics> statistics;
   };
   // A file that the user chose, with --basis or beside the model.

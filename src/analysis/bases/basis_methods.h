@@ -23,9 +23,11 @@ struct BasisOptions {
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
   bool has_frames = false;        // lathe: keys are turned inside frames (MappedKeys)
   int turning_pairs = 0;          // likewise
-  bool joins_values = false;      // lathe: keys and values have one map (MappedKeys)
-  bool is_whitened = true;        // palu, fdc: weights count by the Gram matrix of their inputs
-  int heads_per_latent = 1;       // palu: KV heads that share a latent
+  // lathe: gradients count through all queries, for rows are cut when they are stored.
+  bool counts_all_queries = false;
+  bool joins_values = false;  // lathe: keys and values have one map (MappedKeys)
+  bool is_whitened = true;    // palu, fdc: weights count by the Gram matrix of their inputs
+  int heads_per_latent = 1;   // palu: KV heads that share a latent
   // lathe: the KV heads of a layer have one map together, as many as have so many channels; 0: each
   // has its own.
   int joint_channels = 0;

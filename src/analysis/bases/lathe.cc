@@ -196,11 +196,12 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
   const JointChannels channels = {static_cast<int>(h / shape.n_kv_heads),
                                   static_cast<int>(h % shape.n_kv_heads) * d, d};
   const bool is_latent = inputs.options.keys_before_rope;
+  const JointStatistics& joint = inputs.options.counts_all_queries ? s.through_all : s.joint;
   const auto rows_of = [&](const JointMoments& moments) {
     return RowsOf(moments, s.shape, channels, inputs.options.is_centred);
   };
-  KVL_ASSIGN_OR_RETURN(RowStatistics keys, rows_of(s.joint.keys(KeyRowsOf(inputs.options))));
-  KVL_ASSIGN_OR_RETURN(RowStatistics values, rows_of(s.joint.v));
+  KVL_ASSIGN_OR_RETURN(RowStatistics keys, rows_of(joint.keys(KeyRowsOf(inputs.options))));
+  KVL_ASSIGN_OR_RETURN(RowStatistics values, rows_of(joint.v));
   KVL_RETURN_IF_ERROR(CheckFinite(
       shape, h,
       {WeightedSum(1, keys.gram, 1, keys.fisher), WeightedSum(1, values.gram, 1, values.fisher)}));

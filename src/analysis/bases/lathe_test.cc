@@ -195,6 +195,20 @@ TEST_F(LatheTest, SpectraSayWhatCutsCost) {
   }
 }
 
+TEST_F(LatheTest, RanksArePricedByGradientsThroughAllQueries) {
+  statistics_.through_all = statistics_.joint;
+  for (float& x : statistics_.through_all.k.fisher) x *= 9;
+  for (float& x : statistics_.through_all.v.fisher) x *= 4;
+  const BasisAnalysis far = Analyse({}), all = Analyse({.counts_all_queries = true});
+  for (size_t h = 0; h < far.spectra.size(); ++h) {
+    for (int i = 0; i < kHeadDim; ++i) {
+      const HeadSpectra &a = far.spectra[h], &b = all.spectra[h];
+      EXPECT_NEAR(b.qk[i], 3 * a.qk[i], 1e-3 * b.qk[i]);
+      EXPECT_NEAR(b.v[i], 2 * a.v[i], 1e-3 * b.v[i]);
+    }
+  }
+}
+
 TEST_F(LatheTest, JoinedHeadsLoseNoMoreThanHeadsOfTheirOwn) {
   const BasisAnalysis own = Analyse({}), joined = Analyse({.joint_channels = kWidth});
   for (int l = 0; l < kLayers; ++l) {

@@ -36,7 +36,7 @@ std::vector<Covariances> CovariancesOf(const CalibrationStatistics& s) {
       {"values across heads", &s.v_across_heads, of_layer},
       {"keys with values", &s.key_values.covariance, of_both},
       {"keys with values by their gradients", &s.key_values.weighed_covariance, of_both}};
-  for (const JointStatistics* part : {&s.joint, &s.held_back}) {
+  for (const JointStatistics* part : {&s.joint, &s.held_back, &s.through_all}) {
     all.insert(all.end(),
                {{"keys after RoPE", &part->k.covariance, width},
                 {"keys before RoPE", &part->k_pre.covariance, width},

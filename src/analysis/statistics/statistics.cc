@@ -1,5 +1,7 @@
 #include "analysis/statistics/statistics.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <utility>
 
@@ -11,7 +13,7 @@
 namespace kvlathe {
 namespace {
 
-constexpr FileFormat kFormat = {"kvlathe-statistics", "14", "calibration statistics"};
+constexpr FileFormat kFormat = {"kvlathe-statistics", "15", "calibration statistics"};
 
 struct ArrayField {
   std::string name;
@@ -27,16 +29,22 @@ void AddMoments(const std::string& name, const StatisticsShape& shape, int64_t n
       {name + ".covariance", {n_layers, n_heads, head_dim, head_dim}, &moments->covariance});
 }
 
+// Of a kind of rows as their gradients weigh them.
+void AddWeighedRows(const std::string& name, int64_t n_layers, int64_t n_groups, int64_t width,
+                    JointMoments* moments, std::vector<ArrayField>* fields) {
+  fields->push_back({name + ".weighed_mean", {n_layers, n_groups, width}, &moments->weighed_mean});
+  fields->push_back({name + ".weighed_covariance",
+                     {n_layers, n_groups, width, width},
+                     &moments->weighed_covariance});
+}
+
 // All but `fisher`.
 void AddRowsOfGroups(const std::string& name, int64_t n_layers, int64_t n_groups, int64_t width,
                      JointMoments* moments, std::vector<ArrayField>* fields) {
   fields->push_back({name + ".mean", {n_layers, n_groups, width}, &moments->mean});
   fields->push_back(
       {name + ".covariance", {n_layers, n_groups, width, width}, &moments->covariance});
-  fields->push_back({name + ".weighed_mean", {n_layers, n_groups, width}, &moments->weighed_mean});
-  fields->push_back({name + ".weighed_covariance",
-                     {n_layers, n_groups, width, width},
-                     &moments->weighed_covariance});
+  AddWeighedRows(name, n_layers, n_groups, width, moments, fields);
 }
 
 void AddMomentsOfGroups(const std::string& name, int64_t n_layers, int64_t n_groups, int64_t width,
@@ -68,6 +76,22 @@ void AddJointStatistics(const std::string& name, const StatisticsShape& shape,
   AddJointMoments(name + ".v", shape, &statistics->v, fields);
 }
 
+// What it does not have in common with `joint`.
+void AddThroughAll(const StatisticsShape& shape, JointStatistics* statistics,
+                   std::vector<ArrayField>* fields) {
+  const int64_t n_heads = JointHeads(shape), width = n_heads * shape.head_dim;
+  for (const KeyRows rows : kAllKeyRows) {
+    JointMoments* const moments = &statistics->keys(rows);
+    const std::string name = fmt::format("through_all.k_{}", NameOf(rows));
+    AddWeighedRows(name, shape.n_layers, shape.n_kv_heads / n_heads, width, moments, fields);
+    if (rows == KeyRows::kCentred) continue;  // its `fisher` is that of keys after RoPE
+    fields->push_back({name + ".fisher", fields->back().shape, &moments->fisher});
+  }
+  AddWeighedRows("through_all.v", shape.n_layers, shape.n_kv_heads / n_heads, width, &statistics->v,
+                 fields);
+  fields->push_back({"through_all.v.fisher", fields->back().shape, &statistics->v.fisher});
+}
+
 void AddHistograms(const std::string& name, const StatisticsShape& shape,
                    ChannelHistograms* histograms, std::vector<ArrayField>* fields) {
   const std::vector<int64_t> channels = {shape.n_layers, shape.n_kv_heads, shape.head_dim};
@@ -94,6 +118,7 @@ std::vector<ArrayField> ArrayFields(CalibrationStatistics* s) {
   AddMoments("sink_v", s->shape, n_kv_heads, &s->sink_v, &fields);
   AddJointStatistics("joint", s->shape, &s->joint, &fields);
   AddJointStatistics("held_back", s->shape, &s->held_back, &fields);
+  AddThroughAll(s->shape, &s->through_all, &fields);
   fields.push_back(
       {"turning_mean", {s->shape.n_layers, n_kv_heads, s->shape.head_dim}, &s->turning_mean});
   AddHistograms("k_post_histograms", s->shape, &s->k_post_histograms, &fields);
@@ -114,9 +139,10 @@ void AddAcrossHeads(CalibrationStatistics* s, std::vector<ArrayField>* fields) {
 
 // What the list has once for two.
 void ShareFisher(CalibrationStatistics* s) {
-  for (JointStatistics* of_text : {&s->joint, &s->held_back}) {
+  for (JointStatistics* of_text : {&s->joint, &s->held_back, &s->through_all}) {
     of_text->k_centred.fisher = of_text->k.fisher;
   }
+  ShareJointRows(s);
 }
 
 constexpr const char* kKeyValues = "key_values";
@@ -166,6 +192,18 @@ const char* NameOf(KeyRows rows) {
       break;
   }
   return "before";
+}
+
+void ShareJointRows(CalibrationStatistics* statistics) {
+  const auto share = [](const JointMoments& from, JointMoments* to) {
+    to->mean = from.mean;
+    to->covariance = from.covariance;
+  };
+  for (const KeyRows rows : kAllKeyRows) {
+    share(statistics->joint.keys(rows), &statistics->through_all.keys(rows));
+  }
+  share(statistics->joint.v, &statistics->through_all.v);
+  statistics->through_all.n_tokens = statistics->joint.n_tokens;
 }
 
 CalibrationStatistics MakeStatistics(const StatisticsShape& shape) {

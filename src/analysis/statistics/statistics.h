@@ -152,6 +152,9 @@ struct CalibrationStatistics {
   // share of bits may come from `held_back`: what a cache loses is predicted by it.
   JointStatistics joint;
   JointStatistics held_back;
+  // As `joint`, but with gradients through all queries: for rows that are cut when they are stored.
+  // Mean and covariance of rows are those of `joint` (ShareJointRows).
+  JointStatistics through_all;
   // Of rows (x, v): keys in frames and values of KeyValueHeads() heads, width = 2 KeyValueHeads() *
   // head_dim and n_groups = n_kv_heads / KeyValueHeads(), of the text but for what is held back.
   // Rows are weighed by the mean of |g_x|^2 and of |g_v|^2, each in units of its mean. Empty unless
@@ -180,16 +183,20 @@ struct CalibrationStatistics {
 // to be asked for.
 CalibrationStatistics MakeStatistics(const StatisticsShape& shape);
 
+// Gives `through_all` what it has in common with `joint`.
+void ShareJointRows(CalibrationStatistics* statistics);
+
 // Errors are those of WriteSafetensors.
 Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path);
 
-// Files of format version 14 hold every array of CalibrationStatistics (those across heads and of
-// keys with values only where they were asked for), its source and its counts, and a checksum of
-// all that. Version 13 had keys less their turning mean in frames alone, version 12 nowhere; second
-// moments of version 11 were about zero; gradients of version 10 counted from 32 positions on, not
-// from 64; version 9 had moments of rows as attention weighs them too, version 8 no joint
-// statistics. kDataLoss if the file is damaged, of another kind, or of another format version; the
-// message says how to make a new one.
+// Files of format version 15 hold every array of CalibrationStatistics (those across heads and of
+// keys with values only where they were asked for, what parts have in common once), its source and
+// its counts, and a checksum of all that. Version 14 had gradients through all queries or through
+// far ones, not both. Version 13 had keys less their turning mean in frames alone, version 12
+// nowhere; second moments of version 11 were about zero; gradients of version 10 counted from 32
+// positions on, not from 64; version 9 had moments of rows as attention weighs them too, version 8
+// no joint statistics. kDataLoss if the file is damaged, of another kind, or of another format
+// version; the message says how to make a new one.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
 
 // kInvalidArgument, with the way out, if statistics read from `path` belong to another model, to

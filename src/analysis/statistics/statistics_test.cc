@@ -25,12 +25,26 @@ CalibrationStatistics RandomStatistics() {
   s.joint.n_tokens = 6000;
   s.held_back.n_tokens = 2000;
   Random random(1);
-  for (std::vector<float>* values :
-       {&s.q_post.covariance, &s.k_post.covariance, &s.k_pre.mean, &s.v.covariance,
-        &s.q_pre.covariance, &s.q_pre.mean, &s.sink_v.covariance, &s.v_histograms.counts,
-        &s.k_post_histograms.center, &s.joint.k.mean, &s.joint.k_pre.covariance, &s.joint.v.fisher,
-        &s.joint.v.weighed_covariance, &s.held_back.k.weighed_mean, &s.held_back.k.fisher,
-        &s.held_back.v.covariance}) {
+  for (std::vector<float>* values : {&s.q_post.covariance,
+                                     &s.k_post.covariance,
+                                     &s.k_pre.mean,
+                                     &s.v.covariance,
+                                     &s.q_pre.covariance,
+                                     &s.q_pre.mean,
+                                     &s.sink_v.covariance,
+                                     &s.v_histograms.counts,
+                                     &s.k_post_histograms.center,
+                                     &s.joint.k.mean,
+                                     &s.joint.k_pre.covariance,
+                                     &s.joint.v.fisher,
+                                     &s.joint.v.weighed_covariance,
+                                     &s.held_back.k.weighed_mean,
+                                     &s.held_back.k.fisher,
+                                     &s.held_back.v.covariance,
+                                     &s.through_all.v.fisher,
+                                     &s.through_all.k.fisher,
+                                     &s.through_all.k_centred.weighed_mean,
+                                     &s.through_all.k_pre.weighed_covariance}) {
     EXPECT_FALSE(values->empty());
     for (float& x : *values) x = static_cast<float>(random.Normal());
   }
@@ -69,6 +83,15 @@ TEST(StatisticsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->held_back.n_tokens, 2000);
   EXPECT_EQ(read->held_back.k.fisher, written.held_back.k.fisher);
   EXPECT_EQ(read->held_back.v.covariance, written.held_back.v.covariance);
+  EXPECT_EQ(read->through_all.v.fisher, written.through_all.v.fisher);
+  EXPECT_EQ(read->through_all.k_centred.fisher, written.through_all.k.fisher);
+  EXPECT_EQ(read->through_all.k_centred.weighed_mean, written.through_all.k_centred.weighed_mean);
+  EXPECT_EQ(read->through_all.k_pre.weighed_covariance,
+            written.through_all.k_pre.weighed_covariance);
+  // What all queries have in common with far ones.
+  EXPECT_EQ(read->through_all.k_pre.covariance, written.joint.k_pre.covariance);
+  EXPECT_EQ(read->through_all.k.mean, written.joint.k.mean);
+  EXPECT_EQ(read->through_all.n_tokens, 6000);
 }
 
 TEST(StatisticsTest, AsManyHeadsAreJoinedAsDivideTheHeadsAndFit) {
@@ -127,7 +150,7 @@ TEST(StatisticsTest, DamagedFilesAreErrors) {
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_FALSE(ReadStatistics(path).ok());
   other = whole;
-  other.replace(other.find("\"format_version\":\"14\""), 21, "\"format_version\":\"07\"");
+  other.replace(other.find("\"format_version\":\"15\""), 21, "\"format_version\":\"07\"");
   ASSERT_TRUE(WriteFileAtomically(path, other).ok());
   EXPECT_THAT(MessageOf(ReadStatistics(path).status()),
               AllOf(HasSubstr("format version 07"), HasSubstr("kvlathe calibrate")));

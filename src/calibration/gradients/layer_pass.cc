@@ -69,6 +69,8 @@ Status LayerPass::Prepare(int64_t n_tokens) {
       {&shown_.far_k_post, kv},
       {&shown_.far_k_pre, kv},
       {&shown_.far_v, kv},
+      {&shown_.all_k_post, kv},
+      {&shown_.all_k_pre, kv},
       {&shown_.k_post_rows, kv},
       {&shown_.q_post_rows, q},
       {&shown_.q_pre_rows, q},
@@ -239,20 +241,20 @@ void LayerPass::ProjectRows(bool shows_queries) {
     });
   }
   if (c.dmc.has_value()) ZeroDecisions(n_rows, now_->qk.width(), now_->qk.data());
-  CopyKeys(&now_->k_pre);
-  if (shows_queries) CopyHeads(0, &shown_.q_pre_rows);
+  CopyKeys(&now_->qk, &now_->k_pre);
+  if (shows_queries) CopyColumns(&now_->qk, 0, &shown_.q_pre_rows);
   if (c.rope_dim() > 0)
     Turn(n_rows, ropes_.of(layer_idx_).sin(0), now_->qk.width(), now_->qk.data());
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
     ZeroDecisions(n_rows, now_->qk.width(), now_->qk.data());
   }
-  CopyKeys(&shown_.k_post_rows);
-  if (shows_queries) CopyHeads(0, &shown_.q_post_rows);
+  CopyKeys(&now_->qk, &shown_.k_post_rows);
+  if (shows_queries) CopyColumns(&now_->qk, 0, &shown_.q_post_rows);
 }
 
-void LayerPass::CopyHeads(int64_t column, Rows* to) {
-  const int64_t width = to->width(), stride = now_->qk.width();
-  const float* const from = now_->qk.data() + column;
+void LayerPass::CopyColumns(Rows* from_rows, int64_t column, Rows* to) {
+  const int64_t width = to->width(), stride = from_rows->width();
+  const float* const from = from_rows->data() + column;
   ForTokens([&](Range tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
       std::copy_n(from + t * stride, width, to->data() + t * width);
@@ -357,6 +359,7 @@ void LayerPass::TurnRowsBack() {
     ZeroDecisions(n_rows, back_.qk.width(), back_.qk.data());
     ZeroDecisions(c.n_kv_heads, shown_.far_k_post.width(), shown_.far_k_post.data());
   }
+  CopyKeys(&back_.qk, &shown_.all_k_post);
   std::copy_n(shown_.far_k_post.data(), n_tokens_ * shown_.far_k_post.width(),
               shown_.far_k_pre.data());
   Turn(n_rows, negated, back_.qk.width(), back_.qk.data());
@@ -365,6 +368,7 @@ void LayerPass::TurnRowsBack() {
     ZeroDecisions(n_rows, back_.qk.width(), back_.qk.data());
     ZeroDecisions(c.n_kv_heads, shown_.far_k_pre.width(), shown_.far_k_pre.data());
   }
+  CopyKeys(&back_.qk, &shown_.all_k_pre);
   if (!c.norms.of_qk) return;
   ForTokens([&](Range tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
@@ -401,7 +405,7 @@ RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
   const int64_t n_values = n_tokens_ * c.hidden_dim;
   const float* const mlp_from = c.parallel_block ? stream : now_->middle.data();
   if (IsKept()) {
-    CopyKeys(&shown_.k_post_rows);
+    CopyKeys(&now_->qk, &shown_.k_post_rows);
   } else {
     RunAttention(stream, /*shows_queries=*/false);
     if (!c.parallel_block) {
@@ -437,6 +441,9 @@ RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
           .projections = {.inputs = forward_.normed.data(),
                           .k = back_.qk.data() + int64_t{c.n_heads} * c.head_dim,
                           .k_stride = back_.qk.width(),
+                          .v = back_.v.data()},
+          .through_all = {.k_post = shown_.all_k_post.data(),
+                          .k_pre = shown_.all_k_pre.data(),
                           .v = back_.v.data()}};
 }
 

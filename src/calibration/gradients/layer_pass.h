@@ -43,6 +43,13 @@ struct RowGradients {
     const float* v = nullptr;  // [n_tokens, n_kv_heads * head_dim]
   };
   Projections projections = {};
+  // As k_post, k_pre and v, but through all queries; null where nobody shows them.
+  struct ThroughAll {
+    const float* k_post = nullptr;
+    const float* k_pre = nullptr;
+    const float* v = nullptr;
+  };
+  ThroughAll through_all = {};
 };
 
 // What layers compute forwards is kept for their way back as far as it has this many bytes.
@@ -109,9 +116,9 @@ class LayerPass {
   // Turns the heads of rows that lie side by side to the positions of their tokens, in place; with
   // the sines that `Run` or, negated, the way back takes.
   void Turn(int n_heads, const float* sines, int64_t token_stride, float* rows);
-  // Copies columns of qk from `column` on, which lie dense then.
-  void CopyHeads(int64_t column, Rows* to);
-  void CopyKeys(Rows* to) { CopyHeads(now_->qk.width() - to->width(), to); }
+  // Copies columns from `column` on, which lie dense then.
+  void CopyColumns(Rows* from, int64_t column, Rows* to);
+  void CopyKeys(Rows* qk, Rows* to) { CopyColumns(qk, qk->width() - to->width(), to); }
   QkvView View();
   void ZeroDecisions(int n_heads, int64_t token_stride, float* rows);
 
@@ -169,7 +176,7 @@ class LayerPass {
   } back_;
   // What RowGradients and QkvView point to.
   struct {
-    Rows far_k_post, far_k_pre, far_v, k_post_rows, q_post_rows, q_pre_rows;
+    Rows far_k_post, far_k_pre, far_v, all_k_post, all_k_pre, k_post_rows, q_post_rows, q_pre_rows;
   } shown_;
 };
 
