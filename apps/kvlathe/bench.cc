@@ -188,7 +188,6 @@ struct BenchAttentionOptions {
   ModelOptions model;  // its heads and what is calibrated of it, where it is given
   std::vector<std::string> kv;
   std::vector<std::string> phases = {"decode", "prefill"};
-  std::vector<std::string> schedules = {"balanced"};
   int n_threads = 0;
   bool json = false;
 };
@@ -251,8 +250,6 @@ Status RunAttention(BenchAttentionOptions options) {
   AttentionBenchOptions& bench = options.bench;
   KVL_ASSIGN_OR_RETURN(bench.isa, SelectIsa());
   bench.n_threads = options.n_threads > 0 ? options.n_threads : AvailableProcessors();
-  bench.schedules.clear();
-  for (const std::string& name : options.schedules) bench.schedules.push_back(ParseSchedule(name));
   std::unique_ptr<Workspace> workspace;
   if (!options.model.model.empty()) {
     options.model.kv = options.kv;
@@ -326,9 +323,11 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   verb->add_option("-t,--threads", options->n_threads, "worker threads")
       ->check(CLI::Range(1, 1024));
   verb->add_option("-s,--seed", o.seed, "seed of ranks and rows")->capture_default_str();
-  verb->add_option("--schedule", options->schedules, "how attention is split over threads, a list")
+  verb->add_option("--schedule", o.schedules,
+                   "how attention is split over threads, a list: as bench plan has them")
       ->delimiter(',')
-      ->check(CLI::IsMember({"static", "lpt", "balanced"}));
+      ->check(CLI::IsMember(
+          std::vector<std::string>(std::begin(kPlanSchedules), std::end(kPlanSchedules))));
   verb->add_option("--length-ratio", o.length_ratio,
                    "heads hold from context / ratio to context entries")
       ->capture_default_str();

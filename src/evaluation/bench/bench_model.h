@@ -30,6 +30,12 @@ struct StepLimits {
 // About 2 s and 1 GiB for that time; with products 2 s more.
 StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa, bool with_products);
 
+// A share of the time of single decode steps.
+struct StepShare {
+  double p50 = 0;
+  double p99 = 0;
+};
+
 struct ModelBenchRow {
   ModelBenchCase test;
   std::string kv;
@@ -42,6 +48,7 @@ struct ModelBenchRow {
   // their products done, whichever takes longer, and then the cache read, with nothing else to do.
   double limit_ts = 0;
   ForwardProfile profile;    // seconds of the counted runs, by part
+  StepShare rotate, plan;    // of generation, over the steps of all counted runs; else 0
   double seconds = 0;        // of the counted runs
   int64_t weight_bytes = 0;  // of the matrices that a step reads
   int64_t kv_bytes = 0;      // of all sequences at the end of a run
