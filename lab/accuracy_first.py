@@ -43,7 +43,7 @@ def parse(arguments):
     parser.add_argument("--questions", type=int, help="of caches: of choices and gsm8k; default: 50 and 10")
     parser.add_argument("--beside", metavar="NAME", help="of caches: a profile of its own, for a search beside another one of the same set")
     parser.add_argument("--rounds", type=int, default=3, help="of times: processes for each cache; tables have the median")
-    parser.add_argument("--repetitions", type=int, default=2, help="of times: runs in each process")
+    parser.add_argument("--repetitions", type=int, default=3, help="of times: runs in each process")
     parser.add_argument("--minutes", type=float, help="of times: begin nothing behind them")
     parser.add_argument("--only-found", action="store_true", help="of times: without caches of the papers' sizes")
     parser.add_argument("--requests", type=int, default=100, help="of rates: requests of each rate")
@@ -103,9 +103,9 @@ def variants(options, book):
 
 def measure_times(options, book, program, facts, say):
     chosen = variants(options, book)
-    by_schedule = {schedule: [of.kv for of in chosen if of.schedule == schedule] for schedule in ("balanced", "static")}
+    schedules_of = {of.kv: tuple(sorted({other.schedule for other in chosen if other.kv == of.kv})) for of in chosen}
     times = Times(book, program, facts, options, say)
-    is_done = times.run({schedule: caches for schedule, caches in by_schedule.items() if caches})
+    is_done = times.run(schedules_of)
     is_done = is_done and times.run_steps([of.kv for of in chosen if not of.name])
     say("all times are there" if is_done else "the time is over; the same command goes on")
     return 0

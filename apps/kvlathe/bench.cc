@@ -33,6 +33,7 @@ struct BenchModelOptions {
   std::vector<int> n_gen = {128};
   std::vector<int> n_depth = {0};
   std::vector<int> n_parallel = {1};
+  std::vector<std::string> schedules = {"balanced"};
   int n_repetitions = 5;
   bool has_limits = false;
   bool leaves_bandwidth = false;
@@ -79,11 +80,15 @@ Status RunModelBench(const BenchModelOptions& options) {
       KVL_ASSIGN_OR_RETURN(limits, MeasureStepLimits(workspace->threads(), workspace->isa(),
                                                      /*with_products=*/true));
     }
-    for (const ModelBenchCase& test : tests) {
-      KVL_ASSIGN_OR_RETURN(ModelBenchRow row,
-                           BenchModel(spec_model.model.get(), kv, test, options.n_repetitions,
-                                      workspace->kv_budget_bytes(), limits));
-      rows.push_back(std::move(row));
+    for (const std::string& schedule : options.schedules) {
+      spec_model.model->set_schedule(ParseSchedule(schedule));
+      for (const ModelBenchCase& test : tests) {
+        KVL_ASSIGN_OR_RETURN(ModelBenchRow row,
+                             BenchModel(spec_model.model.get(), kv, test, options.n_repetitions,
+                                        workspace->kv_budget_bytes(), limits));
+        row.schedule = schedule;
+        rows.push_back(std::move(row));
+      }
     }
   }
   if (options.model.json) {
@@ -109,6 +114,11 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
   AddModelOptions(verb, &options->model);
   verb->get_option("--model")->required(false);
   AddCacheOptions(verb, &options->model, "none");
+  verb->remove_option(verb->get_option("--schedule"));
+  verb->add_option("--schedule", options->schedules, "how attention is split over threads, a list")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"static", "lpt", "balanced"}))
+      ->capture_default_str();
   verb->add_option("--random-model", options->random_model,
                    "random weights in the shape of a config.json");
   verb->add_option(

@@ -1,9 +1,11 @@
-"""Times of caches by `kvlathe bench model`, each beside `none` of the same process, and of planning by `kvlathe bench scheduler`."""
+"""Times of caches by `kvlathe bench model`, each between two measurements of `none` in the same process, for machines drift; and of planning by
+`kvlathe bench scheduler`."""
 
 import json
 import os
 import pathlib
 import resource
+import statistics
 import time
 
 from results_parts.program import CallFailed
@@ -11,7 +13,7 @@ from results_parts.program import CallFailed
 NONE = "none"
 PROMPT, GENERATED, DEPTHS = 512, 64, (1024, 4096)
 FIRST_DEPTH = DEPTHS[0]  # of the first token and of a job
-A_PROCESS = 5  # caches beside `none`: machines drift, and `none` is to be near
+A_PROCESS = 5  # caches
 
 
 def test_of(row):
@@ -43,57 +45,60 @@ class Times:
         self.book, self.program, self.facts, self.options, self.say = book, program, facts, options, say
         self.end = time.monotonic() + 60 * options.minutes if options.minutes else None
 
-    def command(self, caches, schedule):
+    def command(self, caches, schedules):
         return ["bench", "model", "-m", self.program.model, "-c", str(self.options.context), "-p", str(PROMPT), "-n", str(GENERATED),
-                "-d", ",".join(map(str, DEPTHS)), "-r", str(self.options.repetitions), "--no-bandwidth", "--schedule", schedule, "--json",
-                *(word for kv in (NONE, *caches) for word in ("--kv", kv))]
+                "-d", ",".join(map(str, DEPTHS)), "-r", str(self.options.repetitions), "--no-bandwidth", "--schedule", ",".join(schedules), "--json",
+                "--kv", NONE, *(word for kv in caches for word in ("--kv", kv, "--kv", NONE))]
 
     def is_over(self):
         return self.end is not None and time.monotonic() > self.end
 
-    def lacking(self, caches, schedule, round_number):
-        """Those without all tests in a round."""
-        return [kv for kv in dict.fromkeys(caches)
-                if len(self.book.rows("times", round=round_number, schedule=schedule, kv=kv)) < len(tests())]
+    def is_lacking(self, kv, schedules, round_number):
+        return any(not self.book.rows("times", round=round_number, schedule=schedule, kv=kv, test=test) for schedule in schedules
+                   for test in tests())
 
-    def run(self, caches_by_schedule):
-        """Rounds of all caches, so that each has its repetitions spread over the whole time. Whether there is nothing left to do."""
+    def run(self, schedules_of):
+        """Rounds of all caches, {kv: schedules}, so that each has its repetitions spread over the whole time. Whether nothing is left to do."""
         for round_number in range(self.options.rounds):
-            for schedule, caches in caches_by_schedule.items():
-                for chunk in chunks(self.lacking(caches, schedule, round_number)):
+            for schedules in dict.fromkeys(schedules_of.values()):
+                caches = [kv for kv, wanted in schedules_of.items() if wanted == schedules and self.is_lacking(kv, wanted, round_number)]
+                for chunk in chunks(caches):
                     if self.is_over():
                         return False
-                    self.measure(chunk, schedule, round_number)
+                    self.measure(chunk, schedules, round_number)
         return True
 
-    def measure(self, caches, schedule, round_number):
+    def measure(self, caches, schedules, round_number):
         begin, busy, ours = time.monotonic(), busy_seconds(), children_seconds()
         try:
-            output = json.loads(self.program.output(self.command(caches, schedule)))
+            output = json.loads(self.program.output(self.command(caches, schedules)))
         except CallFailed as failed:
             if len(caches) == 1:
                 raise
             self.say(f"{failed}; one by one")
             for kv in caches:
-                self.measure([kv], schedule, round_number)
+                self.measure([kv], schedules, round_number)
             return
         passed = time.monotonic() - begin
         others = max(0.0, (busy_seconds() - busy - (children_seconds() - ours)) / passed)
-        self.keep(output["rows"], schedule, round_number, others)
-        self.say(f"round {round_number + 1}, {schedule}: {', '.join(caches)}: {passed:.0f} s" + (f", beside {others:.2f} cores of others"
-                                                                                               if others > 0.05 else ""))
+        self.keep(output["rows"], len(schedules) * len(tests()), round_number, others)
+        self.say(f"round {round_number + 1}: {', '.join(caches)}: {passed:.0f} s" + (f", beside {others:.2f} cores of others" if others > 0.05
+                                                                                   else ""))
 
-    def keep(self, rows, schedule, round_number, others):
-        """A row of `none` is kept with every cache that it stood beside, as the time in that process."""
-        of_none = {test_of(row): row["avg_ts"] for row in rows if row["kv"] == NONE}
-        for row in rows:
-            if row["kv"] == NONE and self.book.rows("times", round=round_number, schedule=schedule, kv=NONE, test=test_of(row)):
-                continue
-            self.book.add("times", {
-                "round": round_number, "schedule": schedule, "kv": row["kv"], "test": test_of(row), "tokens_per_s": row["avg_ts"],
-                "none_tokens_per_s": of_none[test_of(row)], "kv_bytes": row["kv_bytes"], "share": row["time_share"],
-                "attention_share": row["attention_share"], **({"step_share": row["step_share"]} if "step_share" in row else {}),
-                "beside": others}, self.facts)
+    def keep(self, rows, n_of_a_cache, round_number, others):
+        """Every second cache is `none`; of these the first of a round is kept as such."""
+        groups = [rows[begin:begin + n_of_a_cache] for begin in range(0, len(rows), n_of_a_cache)]
+        for number, group in enumerate(groups):
+            beside = [group] if number % 2 == 0 else [groups[number - 1], groups[number + 1]]
+            for place, row in enumerate(group):
+                key = {"round": round_number, "schedule": row["schedule"], "kv": row["kv"], "test": test_of(row)}
+                if row["kv"] == NONE and self.book.rows("times", **key):
+                    continue
+                of_none = [nones[place]["avg_ts"] for nones in beside]
+                self.book.add("times", {
+                    **key, "tokens_per_s": row["avg_ts"], "none_tokens_per_s": statistics.harmonic_mean(of_none), "kv_bytes": row["kv_bytes"],
+                    "share": row["time_share"], "attention_share": row["attention_share"],
+                    **({"step_share": row["step_share"]} if "step_share" in row else {}), "beside": others}, self.facts)
         self.book.save()
 
     def run_steps(self, caches):

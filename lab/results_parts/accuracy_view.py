@@ -165,15 +165,13 @@ class AccuracyView:
                 of = Measured(self.book, other.kv, other.schedule)
                 if not of.is_there():
                     continue
-                # Another schedule was another process, whose `none` had that schedule too: what counts is the time itself.
-                times = [self.longer(of, of_whole, test, other) for test in TESTS.values()]
-                times.append(of.job() / of_whole.job() if other.schedule != whole.schedule else of.job_times() / of_whole.job_times())
+                # `none` of another schedule had that schedule too, beside it in the same process: what counts is the time itself.
+                is_scheduled = other.schedule != whole.schedule
+                times = [of.seconds(test) / of_whole.seconds(test) if is_scheduled else of.times(test) / of_whole.times(test)
+                         for test in TESTS.values()]
+                times.append(of.job() / of_whole.job() if is_scheduled else of.job_times() / of_whole.job_times())
                 rows.append([other.name, code(other.kv), *(f"{100 * (value - 1):+.0f}%" for value in times)])
         return markdown_table(["cache, and without", "that is", "first token", "between tokens", f"behind {DEPTHS[-1]}", "job"], rows) if rows else []
-
-    @staticmethod
-    def longer(of, of_whole, test, other):
-        return of.seconds(test) / of_whole.seconds(test) if other.schedule != "balanced" else of.times(test) / of_whole.times(test)
 
     def shares_lines(self, test, task_set, accuracy=None):
         test = {"prompt": FIRST, "decode": BETWEEN, "deep": DEEP}[test]

@@ -6,20 +6,23 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 LAB = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(LAB), str(LAB.parent / "scripts")]
 
 from accuracy_first_parts import plan  # noqa: E402
+from accuracy_first_parts.book import Book  # noqa: E402
 from accuracy_first_parts.caches import variation  # noqa: E402
+from accuracy_first_parts.times import Times  # noqa: E402
 from results_parts.accuracy_view import AccuracyView  # noqa: E402
 from results_parts.store import ResultsError  # noqa: E402
 
 # tune finds METHOD(rate=0.2) for every method but fdc, of which nothing keeps the accuracy, and fails at `broken`. In a bench `none` takes
 # twice the time of every cache, online=on four times, and everything a half more with --schedule static.
 PROGRAM = """#!/usr/bin/env python3
-import json, os, sys
+import itertools, json, os, sys
 words = sys.argv[1:]
 open(os.path.dirname(os.path.abspath(__file__)) + "/calls", "a").write(" ".join(words) + "\\n")
 def of(name):
@@ -50,18 +53,15 @@ elif words[1] == "scheduler":
     print(json.dumps({"sequences": 16, "prompt_tokens": 256, "steps": 64, "step_ms": 10.0, "scheduler_us": 10.0, "scheduler_p99_us": 30.0}))
 else:
     rows = []
-    for kv in kvs:
-        for depth in (1024, 4096):
-            for n_prompt, n_gen in ((512, 0), (0, 64)):
-                speed = 1000 if n_prompt else 100
-                speed *= 1 if kv == "none" else 0.5 if "online" in kv else 2
-                speed /= 1.5 if "static" in words else 1
-                row = {"kv": kv, "n_prompt": n_prompt, "n_gen": n_gen, "n_depth": depth, "avg_ts": speed, "kv_bytes": 7,
-                       "time_share": dict.fromkeys(("linear", "rotate", "append", "attention", "seal", "prune", "other"), 0.1),
-                       "attention_share": {"plan": 0.001, "rebuild": 0.05 if "palu" in kv else 0}}
-                if n_gen:
-                    row["step_share"] = {part: {"p50": 0.01, "p99": 0.02} for part in ("rotate", "plan")}
-                rows.append(row)
+    for kv, schedule, depth, test in itertools.product(kvs, of("--schedule")[0].split(","), (1024, 4096), ("n_prompt", "n_gen")):
+        speed = 1000 if test == "n_prompt" else 100
+        speed *= 1 if kv == "none" else 0.5 if "online" in kv else 2
+        speed /= 1.5 if schedule == "static" else 1
+        rows.append({"kv": kv, "schedule": schedule, "n_prompt": 0, "n_gen": 0, "n_depth": depth, "avg_ts": speed, "kv_bytes": 7,
+                     "time_share": dict.fromkeys(("linear", "rotate", "append", "attention", "seal", "prune", "other"), 0.1),
+                     "attention_share": {"plan": 0.001, "rebuild": 0.05 if "palu" in kv else 0}, test: 512 if test == "n_prompt" else 64})
+        if test == "n_gen":
+            rows[-1]["step_share"] = {part: {"p50": 0.01, "p99": 0.02} for part in ("rotate", "plan")}
     print(json.dumps({"rows": rows}))
 """
 
@@ -120,7 +120,9 @@ class AccuracyFirstTest(unittest.TestCase):
         self.caches("zack", "zack(ranks=uniform)", "palu")
         self.call("times", "--accuracy", "0.99", "--set", "text", "--rounds", "2", "--only-found")
         benches = self.calls("bench model")
-        self.assertEqual(len(benches), 4)  # two schedules in two rounds
+        self.assertEqual(len(benches), 4)  # caches with two schedules and those with one, in two rounds
+        self.assertIn("--schedule balanced,static", benches[0])
+        self.assertIn("--kv none --kv zack(rate=0.2) --kv none", benches[0])
         self.call("times", "--accuracy", "0.99", "--set", "text", "--rounds", "2", "--only-found")
         self.assertEqual(self.calls("bench model"), benches)
         view = self.view()
@@ -155,6 +157,15 @@ class AccuracyFirstTest(unittest.TestCase):
         with self.assertRaises(ResultsError):
             view.figure("times", "zack(rate=0.2)", "job")
         self.assertIn("no such tasks", self.call("times", "--set", "other", code=2))
+        self.assertIn("run caches first", self.call("rates", "--set", "needle", code=2))
+
+    def test_a_cache_stands_between_two_measurements_of_none(self):
+        times = Times(Book(self.out), None, {"commit": "abc"}, types.SimpleNamespace(minutes=None), print)
+        rows = [{"kv": kv, "schedule": "balanced", "n_prompt": 0, "n_depth": 1024, "avg_ts": speed, "kv_bytes": 1, "time_share": {},
+                 "attention_share": {}} for kv, speed in (("none", 100.0), ("kivi", 50.0), ("none", 300.0))]
+        times.keep(rows, 1, 0, 0.0)
+        self.assertEqual([(row["kv"], row["tokens_per_s"], row["none_tokens_per_s"]) for row in times.book.rows("times")],
+                         [("none", 100.0, 100.0), ("kivi", 50.0, 150.0)])
 
     def test_a_call_ends_when_its_time_is_over(self):
         self.caches("zack")

@@ -302,6 +302,7 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                     {"n_depth", r.test.n_depth},
                     {"n_parallel", r.test.n_parallel},
                     {"kv", r.kv},
+                    {"schedule", r.schedule},
                     {"avg_ts", r.avg_ts},
                     {"stddev_ts", r.stddev_ts},
                     {"weight_bytes", r.weight_bytes},
@@ -347,10 +348,11 @@ std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string
     };
     text += fmt::format(
         "| {} | {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {} | {} | {} | {} | {} |\n", model_name,
-        n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
-        if_known(r.bandwidth_share, r.bandwidth_share), if_known(r.limit_ts, r.avg_ts / r.limit_ts),
-        share(r.profile.linear), share(r.profile.rotate), share(r.profile.append),
-        share(r.profile.attention), share(r.profile.seal));
+        n_threads, r.kv, TestName(r.test) + (r.schedule == "balanced" ? "" : " " + r.schedule),
+        r.avg_ts, r.stddev_ts, if_known(r.bandwidth_share, r.bandwidth_share),
+        if_known(r.limit_ts, r.avg_ts / r.limit_ts), share(r.profile.linear),
+        share(r.profile.rotate), share(r.profile.append), share(r.profile.attention),
+        share(r.profile.seal));
   }
   return text;
 }

@@ -39,7 +39,8 @@ struct StepShare {
 struct ModelBenchRow {
   ModelBenchCase test;
   std::string kv;
-  double avg_ts = 0;  // tokens per second, all sequences together
+  std::string schedule = "balanced";  // what the caller says of it
+  double avg_ts = 0;                  // tokens per second, all sequences together
   double stddev_ts = 0;
   // Generation with limits, else 0: the bytes of weights and cache that a step reads, times steps
   // per second, over the measured read bandwidth.
@@ -69,7 +70,8 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
                                    const std::optional<StepLimits>& limits = std::nullopt);
 
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows);
-// llama-bench's Markdown columns; the test is named pp512, tg128, pp512 @ d512.
+// llama-bench's Markdown columns; the test is named pp512, tg128, pp512 @ d512, and has the
+// schedule behind it where it is not the default.
 std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,
                        int n_threads);
 
