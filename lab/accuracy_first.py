@@ -8,11 +8,12 @@ of those caches with their ablations. Everything is kept in docs/results/accurac
   lab/accuracy_first.py list MODEL
 
 caches searches by `kvlathe tune`, a profile for each set of tasks. A small model has the sets text, choices and needle, one of 512 MiB and
-more text and gsm8k. times measures them by `kvlathe bench model`, each beside `none` in one process: the first token of a prompt of 512
+more text and gsm8k. times measures them by `kvlathe bench model`, each between two measurements of `none`: the first token of a prompt of 512
 behind 1024 positions, and the time between tokens behind 1024 and 4096. With each cache come the papers' ablations: rotations found in the
 prompt (/OE), ranks that are the same for all heads at the rate that keeps as much (/AC), the ordinary schedule (/KE), and keys from before
-RoPE that are made again for every read (/PRC). Caches of the sizes that keep 99% in the papers are measured as well, whatever they keep here:
---only-found leaves them out. --minutes ends a call before its time. rates loads a server with each cache of a set by lab/serving.py. `lab/results.py fill docs/results/accuracy-first.md` writes the tables.
+RoPE that are made again for every read (/PRC). Caches of the sizes that keep 99% in the papers are measured as well, whatever they keep
+here: --only-found leaves them out. --minutes ends a call before its time. rates loads a server with each cache of a set by lab/serving.py.
+`lab/results.py fill docs/results/accuracy-first.md` writes the tables.
 """
 
 import argparse
@@ -39,7 +40,9 @@ def parse(arguments):
     parser.add_argument("--data", metavar="DIR", help="the data sets, as docs/results/README.md names them")
     parser.add_argument("--set", action="append", default=[], metavar="NAME", help="of tasks; default: all that the model has")
     parser.add_argument("--accuracy", action="append", default=[], type=float, metavar="A", help="default: 0.99 and 0.995")
-    parser.add_argument("--kv", action="append", default=[], metavar="METHOD", help="of caches: a method to search; default: all of the plan")
+    parser.add_argument("--kv", action="append", default=[], metavar="KV",
+                        help="of caches: a method to search; of times: a cache, alone of all that would be measured")
+    parser.add_argument("--basis", metavar="FILE", help="statistics of the model, from calibrate; default: the program's own")
     parser.add_argument("--questions", type=int, help="of caches: of choices and gsm8k; default: 50 and 10")
     parser.add_argument("--beside", metavar="NAME", help="of caches: a profile of its own, for a search beside another one of the same set")
     parser.add_argument("--rounds", type=int, default=3, help="of times: processes for each cache; tables have the median")
@@ -102,7 +105,7 @@ def variants(options, book):
 
 
 def measure_times(options, book, program, facts, say):
-    chosen = variants(options, book)
+    chosen = [of for of in variants(options, book) if not options.kv or of.of in options.kv]
     schedules_of = {of.kv: tuple(sorted({other.schedule for other in chosen if other.kv == of.kv})) for of in chosen}
     times = Times(book, program, facts, options, say)
     is_done = times.run(schedules_of)
@@ -149,6 +152,7 @@ def run(options, say):
         return measure_rates(options, book, say)
     commit, is_dirty = provenance.commit_of(ROOT, options.commit, options.allow_dirty)
     program.keep_copy(options.work)
+    options.model_arguments = ["-m", str(path), *(["--basis", options.basis] if options.basis else [])]
     verb = {"caches": search, "times": measure_times}[options.verb]
     return verb(options, book, program, provenance.run_facts(commit, is_dirty), say)
 

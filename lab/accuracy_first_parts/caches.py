@@ -46,7 +46,7 @@ class Search:
         return pathlib.Path(self.options.work) / f"tune-{task_set.name}{beside}.json"
 
     def command(self, task_set, accuracy, methods):
-        return ["tune", "-m", self.program.model, "-c", str(self.options.context), *task_set.arguments, "--accuracy", f"{accuracy:g}",
+        return ["tune", *self.options.model_arguments, "-c", str(self.options.context), *task_set.arguments, "--accuracy", f"{accuracy:g}",
                 "-o", str(self.profile_path(task_set)), *(word for method in methods for word in ("--kv", method))]
 
     def run(self, task_set, accuracy, methods):
@@ -97,6 +97,8 @@ class Search:
         if task_set.name not in self.book.sets:
             self.book.sets[task_set.name] = {"title": task_set.title, "run": Store.number(self.book.runs, self.facts),
                                              "command": self.program.shown(self.command(task_set, 0.99, ["{kv}"]))}
+            if self.options.basis:
+                self.book.sets[task_set.name]["command"] = self.book.sets[task_set.name]["command"].replace(self.options.basis, "BASIS")
         self.book.sets[task_set.name] |= {"goals": [{key: goal[key] for key in ("name", "baseline", "standard_error")} for goal in goals],
                                           "points": len(profile["points"])}
         for target in profile["targets"]:
@@ -120,7 +122,8 @@ class Search:
             kv = row["kv"]
             if not kv or kv in self.book.ranks or not kv.startswith(BASES):
                 continue
-            report = json.loads(self.program.output(["inspect", "-m", self.program.model, "-c", str(self.options.context), "--kv", kv, "--json"]))
+            command = ["inspect", *self.options.model_arguments, "-c", str(self.options.context), "--kv", kv, "--json"]
+            report = json.loads(self.program.output(command))
             if "basis" in report:
                 self.book.ranks[kv] = rank_facts(report)
                 self.book.save()

@@ -7,8 +7,8 @@ from results_parts import prepare
 
 ACCURACIES = (0.99, 0.995)
 # The methods of the papers, what they are compared with, what they are combined with, and ranks that are the same for all heads (/AC).
-METHODS = ("zack", "fdc", "palu", "lathe", "kivi", "kvquant", "keyformer", "h2o", "tova", "gear", "eigen", "kvquant-z", "keyformer-z", "kvq-f", "kvq-p",
-           "kf-f", "zack(ranks=uniform)", "fdc(ranks=uniform)", "palu(ranks=uniform)")
+METHODS = ("zack", "fdc", "palu", "lathe", "kivi", "kvquant", "keyformer", "h2o", "tova", "gear", "eigen", "kvquant-z", "keyformer-z",
+           "kvq-f", "kvq-p", "kf-f", "zack(ranks=uniform)", "fdc(ranks=uniform)", "palu(ranks=uniform)")
 LARGE_METHODS = ("lathe", "kivi", "zack", "palu")
 LARGE_BYTES = 512 << 20  # of weights
 CONTEXT = 2048

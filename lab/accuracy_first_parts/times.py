@@ -46,7 +46,7 @@ class Times:
         self.end = time.monotonic() + 60 * options.minutes if options.minutes else None
 
     def command(self, caches, schedules):
-        return ["bench", "model", "-m", self.program.model, "-c", str(self.options.context), "-p", str(PROMPT), "-n", str(GENERATED),
+        return ["bench", "model", *self.options.model_arguments, "-c", str(self.options.context), "-p", str(PROMPT), "-n", str(GENERATED),
                 "-d", ",".join(map(str, DEPTHS)), "-r", str(self.options.repetitions), "--no-bandwidth", "--schedule", ",".join(schedules), "--json",
                 "--kv", NONE, *(word for kv in caches for word in ("--kv", kv, "--kv", NONE))]
 
@@ -108,7 +108,7 @@ class Times:
                 continue
             if self.is_over():
                 return False
-            report = json.loads(self.program.output(["bench", "scheduler", "-m", self.program.model, "-c", str(self.options.context), "--kv", kv,
+            report = json.loads(self.program.output(["bench", "scheduler", *self.options.model_arguments, "-c", str(self.options.context), "--kv", kv,
                                                      "--json"]))
             self.book.add("steps", {"kv": kv, **{key: report[key] for key in (
                 "sequences", "prompt_tokens", "steps", "step_ms", "scheduler_us", "scheduler_p99_us")}}, self.facts)

@@ -189,8 +189,9 @@ class AccuracyView:
         for kv in seen:
             of, step = Measured(self.book, kv), self.book.lists["steps"][(kv,)]
             if of.is_there():
-                rows.append([code(kv), *(percent(of.of_steps(part, quantile), 2) for part in ("rotate", "plan") for quantile in ("p50", "p99")),
-                             percent(step["scheduler_us"] / (1e3 * step["step_ms"]), 2), percent(step["scheduler_p99_us"] / (1e3 * step["step_ms"]), 2)])
+                planning = [step[key] / (1e3 * step["step_ms"]) for key in ("scheduler_us", "scheduler_p99_us")]
+                shares = [of.of_steps(part, quantile) for part in ("rotate", "plan") for quantile in ("p50", "p99")]
+                rows.append([code(kv), *(percent(share, 2) for share in (*shares, *planning))])
         return markdown_table(["cache", "rotating: P50 %", "P99 %", "sharing attention out: P50 %", "P99 %", "planning a step of 16: P50 %", "P99 %"],
                               rows) if rows else []
 
