@@ -612,6 +612,7 @@ class CommandLine(cli_support.CommandLineCase):
         report = self.json_of("bench", "scheduler", "-m", MODEL, "--kv", "kivi(bits=4)", "--parallel", 4, "-p", 16, "-n", 8)
         self.assertEqual((report["sequences"], report["prompt_tokens"], report["steps"]), (4, 16, 8))
         self.assertGreater(report["scheduler_us"], 0)
+        self.assertGreaterEqual(report["scheduler_p99_us"], report["scheduler_us"])
         self.assertGreater(report["sampling_us"], 0)
         self.assertLess(report["scheduler_us"] + report["sampling_us"], 1e3 * report["step_ms"])
         self.assertAlmostEqual(report["scheduler_share"], report["scheduler_us"] / (1e3 * report["step_ms"]))

@@ -33,6 +33,7 @@ struct BenchModelOptions {
   std::vector<int> n_gen = {128};
   std::vector<int> n_depth = {0};
   std::vector<int> n_parallel = {1};
+  std::vector<std::string> schedules = {"balanced"};
   int n_repetitions = 5;
   bool has_limits = false;
   bool leaves_bandwidth = false;
@@ -79,11 +80,15 @@ Status RunModelBench(const BenchModelOptions& options) {
       KVL_ASSIGN_OR_RETURN(limits, MeasureStepLimits(workspace->threads(), workspace->isa(),
                                                      /*with_products=*/true));
     }
-    for (const ModelBenchCase& test : tests) {
-      KVL_ASSIGN_OR_RETURN(ModelBenchRow row,
-                           BenchModel(spec_model.model.get(), kv, test, options.n_repetitions,
-                                      workspace->kv_budget_bytes(), limits));
-      rows.push_back(std::move(row));
+    for (const std::string& schedule : options.schedules) {
+      spec_model.model->set_schedule(ParseSchedule(schedule));
+      for (const ModelBenchCase& test : tests) {
+        KVL_ASSIGN_OR_RETURN(ModelBenchRow row,
+                             BenchModel(spec_model.model.get(), kv, test, options.n_repetitions,
+                                        workspace->kv_budget_bytes(), limits));
+        row.schedule = schedule;
+        rows.push_back(std::move(row));
+      }
     }
   }
   if (options.model.json) {
@@ -109,6 +114,11 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
   AddModelOptions(verb, &options->model);
   verb->get_option("--model")->required(false);
   AddCacheOptions(verb, &options->model, "none");
+  verb->remove_option(verb->get_option("--schedule"));
+  verb->add_option("--schedule", options->schedules, "how attention is split over threads, a list")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"static", "lpt", "balanced"}))
+      ->capture_default_str();
   verb->add_option("--random-model", options->random_model,
                    "random weights in the shape of a config.json");
   verb->add_option(
@@ -188,7 +198,6 @@ struct BenchAttentionOptions {
   ModelOptions model;  // its heads and what is calibrated of it, where it is given
   std::vector<std::string> kv;
   std::vector<std::string> phases = {"decode", "prefill"};
-  std::vector<std::string> schedules = {"balanced"};
   int n_threads = 0;
   bool json = false;
 };
@@ -251,8 +260,6 @@ Status RunAttention(BenchAttentionOptions options) {
   AttentionBenchOptions& bench = options.bench;
   KVL_ASSIGN_OR_RETURN(bench.isa, SelectIsa());
   bench.n_threads = options.n_threads > 0 ? options.n_threads : AvailableProcessors();
-  bench.schedules.clear();
-  for (const std::string& name : options.schedules) bench.schedules.push_back(ParseSchedule(name));
   std::unique_ptr<Workspace> workspace;
   if (!options.model.model.empty()) {
     options.model.kv = options.kv;
@@ -326,9 +333,11 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   verb->add_option("-t,--threads", options->n_threads, "worker threads")
       ->check(CLI::Range(1, 1024));
   verb->add_option("-s,--seed", o.seed, "seed of ranks and rows")->capture_default_str();
-  verb->add_option("--schedule", options->schedules, "how attention is split over threads, a list")
+  verb->add_option("--schedule", o.schedules,
+                   "how attention is split over threads, a list: as bench plan has them")
       ->delimiter(',')
-      ->check(CLI::IsMember({"static", "lpt", "balanced"}));
+      ->check(CLI::IsMember(
+          std::vector<std::string>(std::begin(kPlanSchedules), std::end(kPlanSchedules))));
   verb->add_option("--length-ratio", o.length_ratio,
                    "heads hold from context / ratio to context entries")
       ->capture_default_str();

@@ -9,7 +9,7 @@ chosen caches, a row each, with the columns FIELD of every PART:
 A figure stands in a cell of a table, and in no sentence:
     | KL | <!--= NAME PART KV FIELD -->0.0022<!-- --> |
 with FIELD one of those in view.py: size, smaller, perplexity, change, kl, score and so on. What NAME is for serving experiments,
-serving_view.py says, for retrofitted models retrofit_view.py, and for times speed_view.py.
+serving_view.py says, for retrofitted models retrofit_view.py, for times speed_view.py, and for accuracy first accuracy_view.py.
 """
 
 import pathlib
@@ -18,6 +18,7 @@ import re
 from wrap_markdown import wrapped
 
 from . import papers
+from .accuracy_view import AccuracyView
 from .page import GENERATED, block_lines, page_texts
 from .retrofit_view import RetrofitView
 from .serving_view import ServingView
@@ -26,7 +27,7 @@ from .store import ResultsError, Store, write_whole
 from .view import View, code, markdown_table
 
 N_MOST_ROWS = 20
-SPECIAL_VIEWS = {"serving": ServingView, "retrofit": RetrofitView, "speed": SpeedView}  # by the folder of docs/results
+SPECIAL_VIEWS = {"accuracy": AccuracyView, "serving": ServingView, "retrofit": RetrofitView, "speed": SpeedView}  # by the folder of docs/results
 BLOCK = re.compile(r"^<!-- results: (\S+) (\S+)(?: (\S+) (\S.*))? -->$")
 TITLES = {"size": "KV size %", "smaller": "times smaller", "change": "perplexity change %", "kl": "KL", "top1": "top-1 %", "score": "score %",
           "relative": "rate, in that of `none`"}

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 
 namespace kvlathe {
 
@@ -28,6 +29,17 @@ class ScopedTimer {
  private:
   double* seconds_;
   Stopwatch watch_;
+};
+
+// The same, for a counter that may be null: then no clock is read.
+class OptionalTimer {
+ public:
+  explicit OptionalTimer(double* seconds) {
+    if (seconds != nullptr) timer_.emplace(seconds);
+  }
+
+ private:
+  std::optional<ScopedTimer> timer_;
 };
 
 }  // namespace kvlathe

@@ -33,6 +33,9 @@ CpuAccesses AccessesOf(std::span<const Item> items) {
 StatusOr<StepReport> CpuBackend::Finish() {
   const Status failure = std::exchange(failure_, OkStatus());
   StepReport report = std::exchange(report_, {});
+  const AttentionSeconds seconds = attention_.TakeSeconds();
+  report.plan_seconds = seconds.plan;
+  report.rebuild_seconds = seconds.rebuild;
   if (!failure.ok()) return failure;
   return report;
 }

@@ -271,6 +271,15 @@ TEST_F(QualityTest, BenchModelCountsTokensPerSecond) {
   const double seconds = 2 * 4 * (1 / (row->avg_ts - spread) + 1 / (row->avg_ts + spread));
   EXPECT_NEAR(row->seconds / seconds, 1, 1e-6);
   EXPECT_GT(row->profile.linear, 0);
+  // Shares of single steps.
+  EXPECT_GT(row->rotate.p50, 0);
+  EXPECT_GE(row->rotate.p99, row->rotate.p50);
+  EXPECT_LT(row->rotate.p99, 1);
+  EXPECT_GT(row->plan.p50, 0);
+  EXPECT_LT(row->plan.p50, 1);
+  EXPECT_GT(row->profile.plan, 0);
+  EXPECT_LT(row->profile.plan, row->profile.attention);
+  EXPECT_EQ(row->profile.rebuild, 0);  // keys are read as they are stored
   // 2 * 70 positions are far less than the budget, and a prompt of the whole context is too.
   EXPECT_GT(row->n_fit, 2);
   EXPECT_LE(row->n_fit * row->kv_bytes / 2, 64 << 20);

@@ -29,6 +29,10 @@ struct StepReport {
   };
   std::vector<Failure> failures;
   std::vector<Reencoded> reencoded;
+  // Seconds of attention: sharing it out among workers, and making plain blocks of latents and
+  // other bases, the mean over the workers. 0 where a machine does not tell.
+  double plan_seconds = 0;
+  double rebuild_seconds = 0;
 };
 
 // Verbs are called from one thread at a time and take effect in the order of the calls, those of

@@ -37,6 +37,8 @@ struct ForwardProfile {
   double rotate = 0;     // RoPE and the basis of q and k
   double append = 0;     // writing rows into blocks
   double attention = 0;  // plan, kernels, merge
+  double plan = 0;       // of attention: sharing it out among workers
+  double rebuild = 0;    // of attention: keys and values from latents and other bases
   double seal = 0;       // plain blocks to codes, scales and repairs
   double prune = 0;      // choosing entries and closing their gaps
   double other = 0;      // norms, gates, embedding
@@ -45,8 +47,8 @@ struct ForwardProfile {
   void Add(const ForwardProfile& more, double sign = 1) {
     for (double ForwardProfile::*part :
          {&ForwardProfile::linear, &ForwardProfile::rotate, &ForwardProfile::append,
-          &ForwardProfile::attention, &ForwardProfile::seal, &ForwardProfile::prune,
-          &ForwardProfile::other}) {
+          &ForwardProfile::attention, &ForwardProfile::plan, &ForwardProfile::rebuild,
+          &ForwardProfile::seal, &ForwardProfile::prune, &ForwardProfile::other}) {
       this->*part += sign * more.*part;
     }
   }

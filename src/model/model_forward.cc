@@ -65,6 +65,8 @@ Status Model::RunStep(std::span<const SequenceStep> steps, QkvObserver* observer
   KVL_ASSIGN_OR_RETURN(const StepReport report, machine().backend().Finish());
   KVL_RETURN_IF_ERROR(queued);
   sequences_.Learn(report);
+  profile_.plan += report.plan_seconds;
+  profile_.rebuild += report.rebuild_seconds;
   if (n_logit_rows_ > 0 && !sequences_.AllFailed()) FetchLogits();
   return OkStatus();
 }

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/units.h"
 #include "cpu/attention/addresses.h"
 #include "cpu/attention/frames.h"
@@ -178,6 +181,9 @@ struct Attention::State {
 
   std::vector<JobAddresses> addresses;  // [n_workers]
 
+  double planning = 0;             // seconds, since TakeSeconds
+  std::vector<double> rebuilding;  // likewise, [n_workers]
+
   // The call at work.
   std::span<const HeadJob> jobs;
   std::vector<JobPart> parts;  // what items and splits of the plan name as jobs
@@ -234,6 +240,7 @@ void Attention::State::RunItems(int worker_id) {
   float* item_floats = reinterpret_cast<float*>(kernel_scratch + kAttendScratchBytes);
   float* sink = item_floats + plan->max_item_floats;
   JobAddresses& at = addresses[worker_id];
+  double* const rebuilding_seconds = &rebuilding[worker_id];
   for (const WorkItem& item : plan->ItemsOf(worker_id)) {
     const HeadJob& job = JobOf(item.job_idx);
     const CpuAccess& access = accesses->Of(job.device);
@@ -257,7 +264,7 @@ void Attention::State::RunItems(int worker_id) {
     }
     if (!job.latents.empty()) {
       AttendLatents(kernels, {GetLatentReader(isa, job.shape.row_type), GetSealedReader(isa)},
-                    at.latents(), params, {kernel_scratch, latent_scratch});
+                    at.latents(), params, {kernel_scratch, latent_scratch, rebuilding_seconds});
     } else if (part.is_rebuilt()) {
       params.gqa_group = part.Group(job);
       const int first_token = item.row_begin / params.gqa_group;
@@ -265,7 +272,7 @@ void Attention::State::RunItems(int worker_id) {
       AttendRebuilt({kernels, elementwise, &linear, worker_id},
                     {GetSealedReader(isa), GetRebuildKernels(isa)}, at.rebuilt(part.map),
                     at.frames(), QueriesOfPart(job, at, part, first_token), params,
-                    {kernel_scratch, latent_scratch});
+                    {kernel_scratch, latent_scratch, rebuilding_seconds});
     } else if (!job.frames.maps.empty()) {
       AttendFrames({kernels, elementwise, &linear, worker_id}, FramesOfItem(job, at, item), params,
                    {kernel_scratch, latent_scratch});
@@ -274,7 +281,7 @@ void Attention::State::RunItems(int worker_id) {
                      params, {kernel_scratch, latent_scratch});
     } else if (IsRotated(job)) {
       AttendRotatedRuns(kernels, GetLatentReader(isa, job.shape.row_type), params,
-                        {kernel_scratch, latent_scratch});
+                        {kernel_scratch, latent_scratch, rebuilding_seconds});
     } else if (!is_merged) {
       kernels.attend(params, kernel_scratch);
     } else {
@@ -350,16 +357,41 @@ void Attention::set_deterministic(bool deterministic) {
 
 void Attention::set_exact(bool exact) { state_->is_exact = exact; }
 
-Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+AttentionSeconds Attention::TakeSeconds() {
+  State& s = *state_;
+  const double rebuilding = std::accumulate(s.rebuilding.begin(), s.rebuilding.end(), 0.0);
+  std::ranges::fill(s.rebuilding, 0);
+  return {std::exchange(s.planning, 0), rebuilding / s.pool->n_workers()};
+}
+
+void Attention::Begin(std::span<const HeadJob> jobs, float sm_scale) {
   State& s = *state_;
   s.jobs = jobs;
+  s.sm_scale = sm_scale;
   const bool rebuilds = !s.is_deterministic && HasBf16Dots(s.isa);
   ListParts(jobs, s.pool->n_workers(), rebuilds, &s.parts, &s.sizes);
+}
+
+Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+  State& s = *state_;
+  const Stopwatch planning;
+  Begin(jobs, sm_scale);
   if (s.is_deterministic && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
   const AttentionPlan& plan = s.planner.Plan(s.sizes, s.pool->n_workers(), schedule);
+  s.planning += planning.Seconds();
+  return RunPlan(plan);
+}
+
+Status Attention::RunAs(std::span<const HeadJob> jobs, float sm_scale, const PlanMaker& make_plan) {
+  Begin(jobs, sm_scale);
+  return RunPlan(make_plan(state_->sizes, state_->pool->n_workers()));
+}
+
+Status Attention::RunPlan(const AttentionPlan& plan) {
+  State& s = *state_;
+  const std::span<const HeadJob> jobs = s.jobs;
   if (plan.items.empty()) return OkStatus();
   s.plan = &plan;
-  s.sm_scale = sm_scale;
   s.latent_bytes = 0;
   for (const HeadJob& job : jobs) {
     const int64_t n_floats = plan.max_item_floats;
@@ -393,6 +425,7 @@ Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule sc
   const CpuAccess own(*s.memory);
   s.own = &own;
   s.addresses.resize(s.pool->n_workers());
+  s.rebuilding.resize(s.pool->n_workers());
   s.pool->Run([&s](int worker_id) { s.RunItems(worker_id); });
   if (plan.splits.empty()) return OkStatus();
   s.pool->Run([&s](int worker_id) { s.MergeSplits(worker_id); });

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -13,9 +14,19 @@
 #include "base/threads.h"
 #include "cpu/kernels/residents/cpu_residents.h"
 #include "machine/attention/head_job.h"
+#include "machine/attention/plan.h"
 #include "machine/attention/schedule.h"
 
 namespace kvlathe {
+
+// Seconds of what attention does beside attending.
+struct AttentionSeconds {
+  double plan = 0;     // sharing the jobs out
+  double rebuild = 0;  // making plain blocks of latents and other bases, the mean over the workers
+};
+
+// Shares jobs out over n_workers; the plan is valid until the next call.
+using PlanMaker = std::function<const AttentionPlan&(std::span<const JobSize>, int n_workers)>;
 
 // The calling thread plans, and the workers run the items in one parallel region, in which ids
 // become addresses item by item. A second region follows only when rows were split along their
@@ -37,9 +48,15 @@ class Attention {
   // error is kResourceExhausted when the system has no memory for partial results or scores, and
   // then nothing was computed.
   Status Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
+  // The same, shared out as the caller wants it.
+  Status RunAs(std::span<const HeadJob> jobs, float sm_scale, const PlanMaker& make_plan);
+  // Of all runs since the last call.
+  AttentionSeconds TakeSeconds();
 
  private:
   struct State;
+  void Begin(std::span<const HeadJob> jobs, float sm_scale);
+  Status RunPlan(const AttentionPlan& plan);
   std::unique_ptr<State> state_;
 };
 

@@ -42,8 +42,9 @@ int64_t FrameScratchBytes(const BlockShape& shape, int head_dim, int n_rows,
                           int64_t max_item_floats);
 
 struct FrameScratch {
-  std::byte* kernel = nullptr;  // kAttendScratchBytes
-  std::byte* own = nullptr;     // FrameScratchBytes, 64-byte aligned
+  std::byte* kernel = nullptr;   // kAttendScratchBytes
+  std::byte* own = nullptr;      // FrameScratchBytes, 64-byte aligned
+  double* rebuilding = nullptr;  // as LatentScratch has it
 };
 
 // What computes. worker_id picks the scratch memory of `linear`.

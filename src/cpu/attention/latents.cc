@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/clock.h"
 #include "base/threads.h"
 #include "cpu/attention/partial.h"
 
@@ -272,7 +273,7 @@ void ClearRows(const AttendParams& p, int width) {
 // kTileBlocks tiles and partial results of the rows.
 template <typename Reader>
 void AttendTiles(const AttendKernels& kernels, const AttendParams& p, const BlockShape& shape,
-                 Reader* reader, std::byte* memory, std::byte* kernel_scratch) {
+                 Reader* reader, std::byte* memory, const LatentScratch& scratch) {
   const int64_t tile_bytes = TileBytes(shape);
   const int width = shape.rank_v;
   const PartialRows more =
@@ -287,8 +288,11 @@ void AttendTiles(const AttendKernels& kernels, const AttendParams& p, const Bloc
     const std::byte* blocks[kTileBlocks];
     const int first_block = entry / kBlockSize;
     const int n_blocks = (tile_end - entry + kBlockSize - 1) / kBlockSize;
-    for (int i = 0; i < n_blocks; ++i) {
-      blocks[i] = reader->Read(first_block + i, memory + i * tile_bytes);
+    {
+      const OptionalTimer timer(scratch.rebuilding);
+      for (int i = 0; i < n_blocks; ++i) {
+        blocks[i] = reader->Read(first_block + i, memory + i * tile_bytes);
+      }
     }
     AttendParams tile = p;
     tile.shape = shape;
@@ -311,7 +315,7 @@ void AttendTiles(const AttendKernels& kernels, const AttendParams& p, const Bloc
         reader->PlaceValues(first_block + i, {first, first + tile.shape.rank_v},
                             memory + i * tile_bytes);
       }
-      kernels.attend(tile, kernel_scratch);
+      kernels.attend(tile, scratch.kernel);
       tile.o += kPassWidth;
       tile.scores = nullptr;
     }
@@ -346,11 +350,11 @@ void AttendLatents(const AttendKernels& kernels, const LatentReaders& readers,
   const BlockShape shape = TileShape(p.shape, head);
   if (head.slices.empty()) {
     TileReader reader(readers.block, head, p, scratch.own, own_angles);
-    AttendTiles(kernels, p, shape, &reader, tiles, scratch.kernel);
+    AttendTiles(kernels, p, shape, &reader, tiles, scratch);
   } else {
     SliceReader reader(readers, head, p, scratch.own, own_angles,
                        SliceMemory(p.shape, head, slices));
-    AttendTiles(kernels, p, shape, &reader, tiles, scratch.kernel);
+    AttendTiles(kernels, p, shape, &reader, tiles, scratch);
   }
 }
 
@@ -363,7 +367,7 @@ void AttendRotatedRuns(const AttendKernels& kernels, ReadLatentBlock read, const
                        const LatentScratch& scratch) {
   std::byte* const spare = scratch.own + kLatentScratchBytes;
   RotatedReader reader(read, p, scratch.own, spare);
-  AttendTiles(kernels, p, p.shape, &reader, spare + BlockBytes(p.shape), scratch.kernel);
+  AttendTiles(kernels, p, p.shape, &reader, spare + BlockBytes(p.shape), scratch);
 }
 
 }  // namespace kvlathe

@@ -57,8 +57,9 @@ int64_t LatentScratchBytes(const BlockShape& shape, const LatentHead& head,
                            int64_t max_item_floats);
 
 struct LatentScratch {
-  std::byte* kernel = nullptr;  // kAttendScratchBytes
-  std::byte* own = nullptr;     // LatentScratchBytes, 64-byte aligned
+  std::byte* kernel = nullptr;   // kAttendScratchBytes
+  std::byte* own = nullptr;      // LatentScratchBytes, 64-byte aligned
+  double* rebuilding = nullptr;  // seconds in which blocks were made plain, added to; null: untimed
 };
 
 struct LatentReaders {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/units.h"
 #include "format/keys.h"
 
@@ -218,7 +219,10 @@ void AttendRebuilt(const FrameKernels& kernels, const RebuildReaders& readers,
   }
   for (int entry = begin, next; entry < end; entry = next) {
     next = entry + kRebuiltBlocks * kBlockSize;
-    rebuilder.Make(entry, (std::min(end, next) - entry + kBlockSize - 1) / kBlockSize);
+    {
+      const OptionalTimer timer(scratch.rebuilding);
+      rebuilder.Make(entry, (std::min(end, next) - entry + kBlockSize - 1) / kBlockSize);
+    }
     rebuilt.kv_end = std::min(p.kv_end, next) - entry;
     rebuilt.first_visible = p.first_visible - entry;
     rebuilt.continues = entry > begin;

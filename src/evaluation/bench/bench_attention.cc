@@ -10,6 +10,8 @@
 #include "base/units.h"
 #include "cpu/kernels/limits/machine_limits.h"
 #include "evaluation/bench/bench_attention_case.h"
+#include "evaluation/bench/bench_plan.h"
+#include "evaluation/bench/published_schedules.h"
 
 namespace kvlathe {
 namespace {
@@ -33,14 +35,33 @@ std::string DeviceName(Isa isa) {
   return fmt::format("{} ({})", name, IsaName(isa));
 }
 
-StatusOr<double> TimePass(const AttentionBenchOptions& options, const AttentionCase& c,
+// Nothing for one that was published.
+std::optional<Schedule> PlannedSchedule(std::string_view name) {
+  for (const Schedule schedule : {Schedule::kStatic, Schedule::kLpt, Schedule::kBalanced}) {
+    if (ScheduleName(schedule) == name) return schedule;
+  }
+  return std::nullopt;
+}
+
+StatusOr<double> TimePass(const AttentionBenchOptions& options, AttentionCase* c,
                           Attention* attention) {
   const float sm_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim));
+  const std::optional<Schedule> planned = PlannedSchedule(c->row.schedule);
+  std::vector<AttentionPlan>& published = c->published_plans;
   const Stopwatch watch;
-  for (int l = 0; l < c.n_layers; ++l) {
-    KVL_RETURN_IF_ERROR(attention->Run(
-        {c.jobs.data() + l * c.layout.n_kv_heads, static_cast<size_t>(c.layout.n_kv_heads)},
-        sm_scale, c.row.schedule));
+  for (int l = 0; l < c->n_layers; ++l) {
+    const std::span<const HeadJob> jobs = {c->jobs.data() + l * c->layout.n_kv_heads,
+                                           static_cast<size_t>(c->layout.n_kv_heads)};
+    const auto plan_of = [&](std::span<const JobSize> sizes, int n_workers) -> AttentionPlan& {
+      if (static_cast<size_t>(l) < published.size()) return published[l];
+      const CostModel model = CostModelFor(options.isa);
+      const PublishedShares shares = c->row.schedule == "flash"
+                                         ? ShareAsFlashAttention2(sizes, model, n_workers)
+                                         : ShareAsZack(sizes, model, n_workers);
+      return published.emplace_back(PlanOf(shares, sizes));
+    };
+    KVL_RETURN_IF_ERROR(planned.has_value() ? attention->Run(jobs, sm_scale, *planned)
+                                            : attention->RunAs(jobs, sm_scale, plan_of));
   }
   return watch.Seconds();
 }
@@ -76,6 +97,10 @@ Status CheckOptions(const AttentionBenchOptions& o) {
     if (o.length_ratio > 1 && spec.seal.has_value()) {
       return refuse("kv", spec.kv, "sealed heads are equally long; leave the length ratio out");
     }
+  }
+  for (const std::string& schedule : o.schedules) {
+    if (std::ranges::find(kPlanSchedules, schedule) != std::end(kPlanSchedules)) continue;
+    return refuse("schedule", schedule, "give one of static, lpt, balanced, flash and zack");
   }
   for (int context : o.contexts) {
     if (context < 1) return refuse("context", context, "give at least 1");
@@ -168,9 +193,9 @@ Status MeasureCases(const AttentionBenchOptions& options, ThreadPool* pool,
       PlaceCounts(c, &memory);
       if (options.n_layers > 0 && c.row.phase == BenchPhase::kDecode) {
         // Other cases have filled the caches since.
-        KVL_RETURN_IF_ERROR(TimePass(options, c, &attention).status());
+        KVL_RETURN_IF_ERROR(TimePass(options, &c, &attention).status());
       }
-      KVL_ASSIGN_OR_RETURN(const double seconds, TimePass(options, c, &attention));
+      KVL_ASSIGN_OR_RETURN(const double seconds, TimePass(options, &c, &attention));
       if (repetition >= 0) c.pass_seconds.push_back(seconds);  // the first pass warms up
     }
   }

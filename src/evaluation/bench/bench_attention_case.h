@@ -52,6 +52,8 @@ struct AttentionCase {
   Buffer entries;  // positions and votes of the heads of a layer
   ScoreNoise noise;
   std::vector<HeadJob> jobs;  // [n_layers * n_kv_heads]
+  // [n_layers], where the schedule is none of the planner's; made in the first pass.
+  std::vector<AttentionPlan> published_plans;
   std::vector<double> pass_seconds;
 };
 

@@ -25,7 +25,7 @@ nlohmann::ordered_json ToJson(const AttentionBenchReport& report) {
                             {"n_kv_heads", report.n_kv_heads},
                             {"head_dim", report.head_dim},
                             {"kv", row.kv},
-                            {"schedule", ScheduleName(row.schedule)},
+                            {"schedule", row.schedule},
                             {"time_us", row.time_us},
                             {"bytes", row.bytes},
                             {"working_set_bytes", row.working_set_bytes},
@@ -50,9 +50,9 @@ std::string ToMarkdown(const AttentionBenchReport& report) {
       report.is_of_model ? "of the model" : "drawn", report.seed);
   for (const AttentionBenchRow& row : report.rows) {
     text += fmt::format("| {} | {} | {} | {} | {} | {:.1f} | {} | {} | {:.2f} | {:.2f} |\n",
-                        PhaseName(row.phase), row.context, row.n_tokens, row.kv,
-                        ScheduleName(row.schedule), row.time_us, row.bytes, row.working_set_bytes,
-                        row.speedup_vs_none, row.fraction_of_limit);
+                        PhaseName(row.phase), row.context, row.n_tokens, row.kv, row.schedule,
+                        row.time_us, row.bytes, row.working_set_bytes, row.speedup_vs_none,
+                        row.fraction_of_limit);
   }
   return text;
 }

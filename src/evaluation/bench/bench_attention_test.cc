@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "evaluation/bench/bench_attention_case.h"
+#include "evaluation/bench/published_schedules.h"
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/spec/spec.h"
 #include "plan/drawn_basis.h"
@@ -112,6 +113,45 @@ TEST(AttentionBenchTest, RefusesOptionsThatMakeNoSense) {
   EXPECT_EQ(code_of({.contexts = {1}, .n_heads = 512, .n_kv_heads = 512}),
             StatusCode::kInvalidArgument);
   EXPECT_EQ(code_of({.specs = {{"fdc(rate=1)", 1}}}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code_of({.schedules = {"fastest"}}), StatusCode::kInvalidArgument);
+}
+
+// However the rows are shared out, what comes of them is the same but for rounding.
+TEST(AttentionBenchTest, PublishedSchedulesComputeTheSame) {
+  const AttentionBenchOptions options = {.n_heads = 8,
+                                         .n_kv_heads = 4,
+                                         .head_dim = 64,
+                                         .prefill_tokens = 300,
+                                         .isa = AvailableIsas().back()};
+  AttentionCase c = MakeCase(options, BenchPhase::kPrefill, 640, {.kv = "fdc", .rate = 0.5});
+  ThreadPool pool(3);
+  BenchMemory memory;
+  const int64_t n_numbers = int64_t{300} * 8 * 64;
+  memory.blocks = Buffer::Allocate(AllBlockBytes(c), "test").value();
+  memory.q = Buffer::Allocate(2 * n_numbers, "test").value();
+  memory.out = Buffer::Allocate(2 * n_numbers, "test").value();
+  FillNormal(&pool, 1, AllBlockBytes(c), memory.blocks.data());
+  FillNormal(&pool, 2, 2 * n_numbers, memory.q.data());
+  std::fill_n(memory.out.as<uint16_t>(), n_numbers, uint16_t{0});
+  ASSERT_TRUE(BuildCase(options, &memory, &pool, &c).ok());
+  Attention attention(&pool, options.isa, &memory.machine->device, &memory.machine->residents);
+  ASSERT_TRUE(attention.Run(c.jobs, 1.0f / 8, Schedule::kBalanced).ok());
+  std::vector<float> expected(n_numbers);
+  for (int64_t i = 0; i < n_numbers; ++i) expected[i] = ToFloat(memory.out.as<Bf16>()[i]);
+  for (const auto share : {ShareAsFlashAttention2, ShareAsZack}) {
+    std::fill_n(memory.out.as<uint16_t>(), n_numbers, uint16_t{0});
+    AttentionPlan plan;
+    const auto make = [&](std::span<const JobSize> sizes, int n_workers) -> AttentionPlan& {
+      return plan = PlanOf(share(sizes, CostModelFor(options.isa), n_workers), sizes);
+    };
+    ASSERT_TRUE(attention.RunAs(c.jobs, 1.0f / 8, make).ok());
+    double square = 0;
+    for (int64_t i = 0; i < n_numbers; ++i) {
+      ASSERT_NEAR(ToFloat(memory.out.as<Bf16>()[i]), expected[i], 0.02) << i;
+      square += expected[i] * expected[i];
+    }
+    EXPECT_GT(square, 1);
+  }
 }
 
 // Outputs are means of values, and of those none is beyond 8.

@@ -123,8 +123,13 @@ Status FillCaches(Model* model, const ModelBenchCase& test, BlockPool* pool, Cac
   return OkStatus();
 }
 
+// Of every decode step, the shares of its time.
+struct StepShares {
+  std::vector<double> rotate, plan;
+};
+
 Status RunOnce(Model* model, const ModelBenchCase& test, const std::vector<int32_t>& tokens,
-               Caches* caches, double* seconds) {
+               Caches* caches, double* seconds, StepShares* shares) {
   Stopwatch watch;
   if (test.n_prompt > 0) {
     for (auto& cache : *caches) {
@@ -137,7 +142,14 @@ Status RunOnce(Model* model, const ModelBenchCase& test, const std::vector<int32
       KVL_RETURN_IF_ERROR(cache->Extend(1));
       steps.push_back({cache.get(), std::span(tokens).subspan(t, 1), SequenceStep::Logits::kLast});
     }
+    const ForwardProfile before = model->profile();
+    const Stopwatch step_watch;
     KVL_RETURN_IF_ERROR(model->Forward(steps));
+    const double step_seconds = step_watch.Seconds();
+    ForwardProfile spent = model->profile();
+    spent.Add(before, -1);
+    shares->rotate.push_back(spent.rotate / step_seconds);
+    shares->plan.push_back(spent.plan / step_seconds);
   }
   *seconds = watch.Seconds();
   return OkStatus();
@@ -155,6 +167,15 @@ std::vector<double> EntryShares(const CacheLayout& layout, const SequenceCache& 
     }
   }
   return shares;
+}
+
+StepShare ShareOfSteps(std::vector<double> shares) {
+  if (shares.empty()) return {};
+  std::ranges::sort(shares);
+  const auto at = [&](double rank) {
+    return shares[static_cast<size_t>(std::lround(rank * static_cast<double>(shares.size() - 1)))];
+  };
+  return {at(0.5), at(0.99)};
 }
 
 std::string TestName(const ModelBenchCase& test) {
@@ -223,6 +244,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   std::vector<double> speeds;
   ForwardProfile filling;  // what stands for the depth, which is no part of a run
   std::vector<double> entry_shares;
+  StepShares shares;
   ModelBenchRow row{.test = test, .kv = kv};
   for (int repetition = -1; repetition < n_repetitions; ++repetition) {
     if (repetition == 0) model->ResetProfile();
@@ -234,13 +256,16 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
       filling.Add(before, -1);
     }
     double seconds = 0;
-    KVL_RETURN_IF_ERROR(RunOnce(model, test, tokens, &caches, &seconds));
+    StepShares of_run;
+    KVL_RETURN_IF_ERROR(RunOnce(model, test, tokens, &caches, &seconds, &of_run));
     row.kv_bytes = pool.usage().used_bytes;
     entry_shares = EntryShares(model->layout(), *caches.front());
     if (model->layout().MergesEntries()) {
       row.positions_per_entry = 1 / MergedCountsOf(*caches.front()).share();
     }
     if (repetition < 0) continue;
+    shares.rotate.insert(shares.rotate.end(), of_run.rotate.begin(), of_run.rotate.end());
+    shares.plan.insert(shares.plan.end(), of_run.plan.begin(), of_run.plan.end());
     speeds.push_back(double{1} * n_tokens * test.n_parallel / seconds);
     row.seconds += seconds;
   }
@@ -254,6 +279,8 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   row.weight_bytes = model->weight_bytes();
   row.profile = model->profile();
   row.profile.Add(filling, -1);
+  row.rotate = ShareOfSteps(std::move(shares.rotate));
+  row.plan = ShareOfSteps(std::move(shares.plan));
   for (double s : speeds) row.avg_ts += s / speeds.size();
   if (limits.has_value() && test.n_prompt == 0) {
     row.bandwidth_share = ShareOfBandwidth(*model, row, *limits);
@@ -275,6 +302,7 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                     {"n_depth", r.test.n_depth},
                     {"n_parallel", r.test.n_parallel},
                     {"kv", r.kv},
+                    {"schedule", r.schedule},
                     {"avg_ts", r.avg_ts},
                     {"stddev_ts", r.stddev_ts},
                     {"weight_bytes", r.weight_bytes},
@@ -287,7 +315,17 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
                       {"append", share(r.profile.append)},
                       {"attention", share(r.profile.attention)},
                       {"seal", share(r.profile.seal)},
-                      {"other", share(r.profile.other)}}}});
+                      {"prune", share(r.profile.prune)},
+                      {"other", share(r.profile.other)}}},
+                    {"attention_share",
+                     {{"plan", share(r.profile.plan)}, {"rebuild", share(r.profile.rebuild)}}}});
+    if (r.test.n_gen > 0) {
+      const auto percentiles = [](const StepShare& s) {
+        return nlohmann::ordered_json{{"p50", s.p50}, {"p99", s.p99}};
+      };
+      list.back()["step_share"] = {{"rotate", percentiles(r.rotate)},
+                                   {"plan", percentiles(r.plan)}};
+    }
     if (r.bandwidth_share > 0) list.back()["bandwidth_share"] = r.bandwidth_share;
     if (r.limit_ts > 0) list.back()["limit_ts"] = r.limit_ts;
     if (r.positions_per_entry > 0) list.back()["positions_per_entry"] = r.positions_per_entry;
@@ -310,10 +348,11 @@ std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string
     };
     text += fmt::format(
         "| {} | {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {} | {} | {} | {} | {} |\n", model_name,
-        n_threads, r.kv, TestName(r.test), r.avg_ts, r.stddev_ts,
-        if_known(r.bandwidth_share, r.bandwidth_share), if_known(r.limit_ts, r.avg_ts / r.limit_ts),
-        share(r.profile.linear), share(r.profile.rotate), share(r.profile.append),
-        share(r.profile.attention), share(r.profile.seal));
+        n_threads, r.kv, TestName(r.test) + (r.schedule == "balanced" ? "" : " " + r.schedule),
+        r.avg_ts, r.stddev_ts, if_known(r.bandwidth_share, r.bandwidth_share),
+        if_known(r.limit_ts, r.avg_ts / r.limit_ts), share(r.profile.linear),
+        share(r.profile.rotate), share(r.profile.append), share(r.profile.attention),
+        share(r.profile.seal));
   }
   return text;
 }

@@ -30,10 +30,17 @@ struct StepLimits {
 // About 2 s and 1 GiB for that time; with products 2 s more.
 StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa, bool with_products);
 
+// A share of the time of single decode steps.
+struct StepShare {
+  double p50 = 0;
+  double p99 = 0;
+};
+
 struct ModelBenchRow {
   ModelBenchCase test;
   std::string kv;
-  double avg_ts = 0;  // tokens per second, all sequences together
+  std::string schedule = "balanced";  // what the caller says of it
+  double avg_ts = 0;                  // tokens per second, all sequences together
   double stddev_ts = 0;
   // Generation with limits, else 0: the bytes of weights and cache that a step reads, times steps
   // per second, over the measured read bandwidth.
@@ -42,6 +49,7 @@ struct ModelBenchRow {
   // their products done, whichever takes longer, and then the cache read, with nothing else to do.
   double limit_ts = 0;
   ForwardProfile profile;    // seconds of the counted runs, by part
+  StepShare rotate, plan;    // of generation, over the steps of all counted runs; else 0
   double seconds = 0;        // of the counted runs
   int64_t weight_bytes = 0;  // of the matrices that a step reads
   int64_t kv_bytes = 0;      // of all sequences at the end of a run
@@ -62,7 +70,8 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
                                    const std::optional<StepLimits>& limits = std::nullopt);
 
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows);
-// llama-bench's Markdown columns; the test is named pp512, tg128, pp512 @ d512.
+// llama-bench's Markdown columns; the test is named pp512, tg128, pp512 @ d512, and has the
+// schedule behind it where it is not the default.
 std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,
                        int n_threads);
 

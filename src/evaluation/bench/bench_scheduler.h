@@ -18,12 +18,13 @@ struct SchedulerBenchOptions {
   int n_idle_starts = 32;  // requests to an idle engine, one after another
 };
 
-// Medians over steps or starts, but for the longest.
+// Medians over steps or starts, but for the 99th percentile and the longest.
 struct SchedulerBenchReport {
   SchedulerBenchOptions options;
   double step_ms = 0;  // a decode step, whole
   double scheduler_us =
       0;  // of it: admission, room in caches, the batch, and what follows the tokens
+  double scheduler_p99_us = 0;
   double sampling_us = 0;  // of it: greedy choice of the tokens, and their callbacks
   double first_step_us =
       0;  // from Submit on one thread to the first computation on the one that steps
@@ -37,8 +38,8 @@ struct SchedulerBenchReport {
 StatusOr<SchedulerBenchReport> BenchScheduler(Model* model, const SchedulerBenchOptions& options,
                                               int64_t kv_budget_bytes);
 
-// {"sequences","prompt_tokens","steps","step_ms","scheduler_us","scheduler_share","sampling_us",
-// "first_step_us","longest_first_step_us"}
+// {"sequences","prompt_tokens","steps","step_ms","scheduler_us","scheduler_p99_us",
+// "scheduler_share","sampling_us","first_step_us","longest_first_step_us"}
 nlohmann::ordered_json ToJson(const SchedulerBenchReport& report);
 std::string ToText(const SchedulerBenchReport& report);
 

@@ -69,6 +69,25 @@ std::vector<PublishedTask> WholeJobs(std::span<const JobSize> jobs) {
 
 }  // namespace
 
+AttentionPlan PlanOf(const PublishedShares& shares, std::span<const JobSize> jobs) {
+  AttentionPlan plan = {.worker_begin = {0}, .load_ns = shares.load_ns};
+  for (int worker = 0; worker < std::ssize(shares.load_ns); ++worker) {
+    for (size_t i = 0; i < shares.tasks.size(); ++i) {
+      if (shares.worker_of_task[i] != worker) continue;
+      const PublishedTask& task = shares.tasks[i];
+      const JobSize& job = jobs[task.job_idx];
+      const int64_t n_floats = PartialFloats(task.row_end - task.row_begin, job.rank_v);
+      plan.max_item_floats = std::max(plan.max_item_floats, n_floats);
+      plan.items.push_back({.job_idx = task.job_idx,
+                            .row_begin = task.row_begin,
+                            .row_end = task.row_end,
+                            .entry_end = job.VisibleTo(task.row_end)});
+    }
+    plan.worker_begin.push_back(static_cast<int>(plan.items.size()));
+  }
+  return plan;
+}
+
 PublishedShares ShareAsFlashAttention2(std::span<const JobSize> jobs, const CostModel& model,
                                        int n_workers) {
   PublishedShares shares;

@@ -25,6 +25,10 @@ struct PublishedShares {
   int n_redistributed = 0;           // tasks at the end of the list that the last round became
 };
 
+// What every worker does, as attention runs it. Kernels have scores of kBlockSize entries together:
+// the time that smaller column blocks take is not in it.
+AttentionPlan PlanOf(const PublishedShares& shares, std::span<const JobSize> jobs);
+
 // Every job has blocks of kBaseItemRows rows, whatever its channels; whole jobs where each has one
 // token. The next block goes to the worker that is free first, as the hardware does it.
 PublishedShares ShareAsFlashAttention2(std::span<const JobSize> jobs, const CostModel& model,

@@ -65,6 +65,29 @@ TEST(PublishedSchedules, GiveEveryRowOutOnce) {
   }
 }
 
+// Workers run what they were given, in its order.
+TEST(PublishedSchedules, PlansHaveTheTasksOfEveryWorker) {
+  const std::vector<JobSize> jobs = DrawnPrompts(5, 1);
+  const PublishedShares shares = ShareAsZack(jobs, kModel, 3);
+  const AttentionPlan plan = PlanOf(shares, jobs);
+  ASSERT_EQ(plan.worker_begin.size(), 4u);
+  ASSERT_EQ(plan.items.size(), shares.tasks.size());
+  for (int worker = 0; worker < 3; ++worker) {
+    size_t task_idx = 0;
+    for (const WorkItem& item : plan.ItemsOf(worker)) {
+      while (shares.worker_of_task[task_idx] != worker) ++task_idx;
+      const PublishedTask& task = shares.tasks[task_idx++];
+      EXPECT_EQ(item.job_idx, task.job_idx);
+      EXPECT_EQ(item.row_begin, task.row_begin);
+      EXPECT_EQ(item.row_end, task.row_end);
+      EXPECT_EQ(item.entry_begin, 0);
+      EXPECT_EQ(item.entry_end, jobs[item.job_idx].VisibleTo(item.row_end));
+      EXPECT_LE(PartialFloats(item.row_end - item.row_begin, jobs[item.job_idx].rank_v),
+                plan.max_item_floats);
+    }
+  }
+}
+
 TEST(PublishedSchedules, FlashAttentionHasBlocksOfEqualRows) {
   const std::vector<JobSize> jobs = {Prompt(1024, 128), Prompt(1024, 16)};
   for (const PublishedTask& task : ShareAsFlashAttention2(jobs, kModel, 4).tasks) {
