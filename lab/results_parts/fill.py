@@ -30,7 +30,9 @@ N_MOST_ROWS = 20
 SPECIAL_VIEWS = {"accuracy": AccuracyView, "serving": ServingView, "retrofit": RetrofitView, "speed": SpeedView}  # by the folder of docs/results
 BLOCK = re.compile(r"^<!-- results: (\S+) (\S+)(?: (\S+) (\S.*))? -->$")
 TITLES = {"size": "KV size %", "smaller": "times smaller", "change": "perplexity change %", "kl": "KL", "top1": "top-1 %", "score": "score %",
-          "relative": "rate, in that of `none`"}
+          "relative": "rate, in that of `none`", "qk_kept": "QK kept %", "v_kept": "V kept %", "qk_lost": "QK lost", "v_lost": "V lost",
+          **{f"{side}_{what}{rank}": f"{side.upper()}, {title} {rank}" for side in ("k", "v") for rank in (1, 2, 4, 8, 16)
+             for what, title in (("rank", "rank"), ("white", "noise, rank"))}}
 END = "<!-- end -->"
 FIGURE = re.compile(r"<!--= ([^>]*?) -->(.*?)<!-- -->")
 SOURCES = ("*.md", "docs/**/*.md", "lab/*.md", "models/*.md")

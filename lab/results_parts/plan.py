@@ -176,9 +176,11 @@ def inspected_parts(setup):
     n_window = min(2048, setup.context)
     path = f"{setup.work}/wiki-2x{n_window}.txt"
     head = prepare.Prepared(path, prepare.head_by_tokens(f"{setup.data}/{WIKI}", 2, n_window))
+    basis = prepare.Prepared(f"{setup.work}/heads.safetensors", prepare.calibrated(("--text", "share/calibration.txt", "--gradients=false")))
     return [Part("residuals", f"errors of quantizers on the first {n_window} tokens of WikiText-2 test", tuple(RESIDUALS),
                  ("inspect", "-m", setup.model, "-c", str(n_window), "--errors", path), data=(WIKI,), prepared=(head,)),
-            Part("heads", "heads of a layer beside one another", tuple(HEADS), ("inspect", "-m", setup.model))]
+            Part("heads", "heads of a layer beside one another", tuple(HEADS), ("inspect", "-m", setup.model, "--basis", basis.path),
+                 prepared=(basis,))]
 
 
 def rotation_parts(setup):
@@ -207,7 +209,7 @@ def rotation_parts(setup):
     return parts + [Part(f"tokens/{n}", f"WikiText-2 test, 4 windows of 2048 tokens, calibrated on {n} tokens",
                          tuple(kv for kv in FEW_TOKENS if n <= N_WITH_GRADIENTS or not kv.startswith("lathe")),
                          ("compare", "-m", setup.model, "-c", "2048", "--basis", few[n].path, "--text", texts["wiki"].path), data=(WIKI,),
-                         prepared=(few[n], texts["wiki"])) for n in N_TOKENS]
+                         prepared=(few[n], texts["wiki"]), n_together=len(FEW_TOKENS)) for n in N_TOKENS]
 
 
 def prediction_parts(setup):

@@ -66,7 +66,7 @@ FIELDS = {
     "repeats": ("repeats", percent(1)),
     "none_repeats": ("none_repeats", percent(1)),
     "removed": ("removed", percent(1)),
-    **{f"{side}_error": (f"{side}_error", percent(1)) for side in ("k", "v")},
+    **{f"{side}_error": (f"{side}_error", percent(2)) for side in ("k", "v")},
     **{name: (name, percent(1)) for name in (f"{side}_{what}{rank}" for side in ("k", "v") for what in ("rank", "white") for rank in (1, 2, 4, 8, 16))},
     **{name: (name, percent(0)) for name in (f"cv_{which}{of}" for which in ("", "all_") for of in ("largest_qk", "largest_v", "rank_k", "rank_v"))},
     **{f"{side}_{name}": (f"{side}_{name}", form) for side in ("qk", "v") for name, form in (

@@ -476,7 +476,7 @@ class PageTest(TreeCase):
         self.assertAlmostEqual(result["k_rank1"], 0.45)
         self.assertEqual(self.results_py("page", path).returncode, 0)
         text = path.with_name("big-papers.md").read_text(encoding="utf-8")
-        self.assertRegex(text, r"K:\n\n(?:\|.*\n)+?\| `kcvt\(bits=2,newest=32\)` \| 25.0 \| 45.0 \(3.1\) \|.*\| 45.8 to 54.8 \|")
+        self.assertRegex(text, r"K:\n\n(?:\|.*\n)+?\| `kcvt\(bits=2,newest=32\)` \| 25.00 \| 45.0 \(3.1\) \|.*\| 45.8 to 54.8 \|")
         self.assertIn("| `zack(rate=0.25)` | 25.0 | 30 (20 to 40) | 10 (10 to 10) | 0 (0 to 0) | 30 (20 to 40) | 50, 25 |", text)
         self.assertIn("| wiki | novel | 99.00 | 1.25 | 0.875 | 5.00 | 99.00 | 1.25 | 0.875 | 5.00 |", text)
         self.assertRegex(text, r"## tokens: .*(?:\n.*)+?\| `lathe\(ratio=8,context=2048\)` \| 25.0 \|(?: 0.0200 ± 0.00010 \|){3}(?: - \|){2}")
