@@ -16,6 +16,11 @@ differences token by token. "Unsealed": how many of the first and at least of th
 TASK_LEGEND = """The change against `none` and its standard error are of the differences example by example; flips are the share of examples
 whose answer is another one than that of `none`, right or wrong. Commands with `--baseline` read what `none` answered, which the
 same command wrote with `--kv none` and `--predictions` in place of `--baseline`."""
+PARTED_LEGEND = """"Parted at" is the median of the tokens that an answer shares with that of `none` before the first that
+differs (all of them where none does), "never" the share of answers whose tokens are all the same."""
+# Of tasks whose rows have them: the fields' names, and the columns'.
+TASK_COLUMNS = {"valid_json": "JSON %", "right_tool": "right tool %", "right_arguments": "right arguments %",
+                "parted_at_median": "parted at", "never_parted_share": "never %"}
 UNDECIDED_LEGEND = """A task on which `none` is not three standard errors above chance tells caches apart by luck: it is measured with
 `none` alone and decides nothing:"""
 LARGE_LEGEND = """Of a model of this size fewer caches are measured, on fewer tokens, and tasks are answered with
@@ -88,9 +93,12 @@ def text_block(view, part):
 
 def task_block(view, part):
     """All caches on a task."""
+    rows = [view.row(part.name, kv) for kv in view.specs(part)]
+    more = {field: title for field, title in TASK_COLUMNS.items() if any(figure(row, field) != "-" for row in rows)}
     def cells(_kv, row):
-        return [figure(row, "size"), with_error(row, "score"), with_error(row, "score_change"), figure(row, "flips")]
-    return by_axis(view, part, ["KV size %", "score %", "change", "flips %"], cells)
+        return [figure(row, "size"), with_error(row, "score"), with_error(row, "score_change"), figure(row, "flips"),
+                *(figure(row, field) for field in more)]
+    return by_axis(view, part, ["KV size %", "score %", "change", "flips %", *more.values()], cells)
 
 
 def changes_block(view, group):
@@ -198,7 +206,9 @@ def group_sections(view, group):
         return []
     lines = changes_block(view, group)
     if view.deciding(group):
-        lines = [TASK_LEGEND, "", "Of `none` the score in percent, of the others its change in points:", "", *lines]
+        parts_texts = any(figure(view.row(part.name, kv), "parted_at_median") != "-" for part in view.deciding(group) for kv in view.specs(part))
+        legends = [TASK_LEGEND, "", *([PARTED_LEGEND, ""] if parts_texts else [])]
+        lines = [*legends, "Of `none` the score in percent, of the others its change in points:", "", *lines]
     lines += undecided_section(view, group)
     for part in view.deciding(group):
         lines += section(view, part, task_block)

@@ -348,7 +348,8 @@ def large_parts(setup):
         *(chained(f"bbh-{name}", f"BIG-Bench Hard, {title}", "bbh", f"bbh/{name}.json", f"bbh/{name}.txt", 50) for name, title in BBH.items()),
         task(setup, "tasks/longbench-multi_news", "LongBench, summaries of news", f"longbench:{setup.data}/{MULTI_NEWS}",
              ("--task-count", "10", "--task-length", "4000", rounded), GEAR_TASKS, data=(MULTI_NEWS,)),
-        task(setup, "tasks/tools", "a call of one of six tools, in JSON", "tools", ("--task-count", "100", rounded), GEAR_TASKS),
+        task(setup, "tasks/tools", "a call of one of six tools, in JSON", "tools",
+             ("--task-count", "100", "--task-length", "1500", rounded), GEAR_TASKS),
         *inspected_parts(setup),
     ]
 

@@ -420,6 +420,19 @@ class PageTest(TreeCase):
         self.page.with_name("tiny-tasks.md").write_text("", encoding="utf-8")
         self.assertIn("docs/results/tiny-tasks.md:1: not what tiny.json says", self.results_py("check").stdout)
 
+    def test_where_texts_part_stands_beside_flips_of_rows_that_have_it(self):
+        tasks = self.page.with_name("tiny-tasks.md")
+        self.assertNotIn("arted at", tasks.read_text(encoding="utf-8"))
+        store = self.store()
+        store.records["tasks/recall", "int8"]["result"].update(parted_at=8.25, parted_at_median=7.5, never_parted_share=0.25)
+        store.save()
+        self.assertEqual(self.results_py("page", self.results).returncode, 0)
+        text = tasks.read_text(encoding="utf-8")
+        self.assertIn("| cache | KV size % | score % | change | flips % | parted at | never % |", text)
+        self.assertRegex(text, r"\| `int8` \|.*\| 10\.0 \| 8 \| 25\.0 \|")
+        self.assertRegex(text, r"\| `none` \|.*\| - \| - \|")
+        self.assertIn('"Parted at" is the median', text)
+
     def test_a_task_that_none_never_solves_decides_nothing(self):
         store = self.store()
         store.records["tasks/recall", "none"]["result"].update(score=0.0, score_stderr=0.0, chance=0.0, decides=True)

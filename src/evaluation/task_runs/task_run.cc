@@ -24,6 +24,13 @@ double FractionOf(const Model& model, const KvBytes& bytes, int n_positions) {
          static_cast<double>(ReferenceBytes(model.layout(), n_positions));
 }
 
+// What a model writes behind the answer that it states changes no score.
+bool IsAnswered(TaskMetric metric, const TaskPrediction& prediction) {
+  if (metric != TaskMetric::kStatedAnswer) return false;
+  const std::optional<StatedText> stated = FindStatedAnswer(prediction.output);
+  return stated.has_value() && stated->is_whole;
+}
+
 // What is known of one example while and after it runs.
 struct Outcome {
   TaskPrediction prediction;
@@ -143,13 +150,6 @@ Status ReadCommonPrompt(const PreparedTask& task, Engine* engine) {
   while (engine->Step()) {
   }
   return outcome_status;
-}
-
-// What a model writes behind the answer that it states changes no score.
-bool IsAnswered(TaskMetric metric, const TaskPrediction& prediction) {
-  if (metric != TaskMetric::kStatedAnswer) return false;
-  const std::optional<StatedText> stated = FindStatedAnswer(prediction.output);
-  return stated.has_value() && stated->is_whole;
 }
 
 Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
