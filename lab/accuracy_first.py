@@ -3,17 +3,19 @@
 of those caches with their ablations. Everything is kept in docs/results/accuracy/NAME.json as it comes, and the same command goes on.
 
   lab/accuracy_first.py caches MODEL --data DIR [--set NAME]... [--accuracy A]... [--kv METHOD]...
+  lab/accuracy_first.py ranks MODEL
   lab/accuracy_first.py times MODEL [--set NAME]... [--accuracy A]... [--rounds R] [--minutes M]
   lab/accuracy_first.py rates MODEL --set NAME [--accuracy A] [--requests N]
   lab/accuracy_first.py list MODEL
 
 caches searches by `kvlathe tune`, a profile for each set of tasks. A small model has the sets text, choices and needle, one of 512 MiB and
-more text and gsm8k. times measures them by `kvlathe bench model`, each between two measurements of `none`: the first token of a prompt of 512
-behind 1024 positions, and the time between tokens behind 1024 and 4096. With each cache come the papers' ablations: rotations found in the
-prompt (/OE), ranks that are the same for all heads at the rate that keeps as much (/AC), the ordinary schedule (/KE), and keys from before
-RoPE that are made again for every read (/PRC). Caches of the sizes that keep 99% in the papers are measured as well, whatever they keep
-here: --only-found leaves them out. --minutes ends a call before its time. rates loads a server with each cache of a set by lab/serving.py.
-`lab/results.py fill docs/results/accuracy-first.md` writes the tables.
+more text and gsm8k. It and ranks tell how unlike the ranks of the heads are. times measures by `kvlathe bench model`, each cache between two
+measurements of `none`: the first token of a prompt of 512 behind 1024 positions, and the time between tokens behind 1024 and 4096. With each
+cache come the papers' ablations: rotations found in the prompt (/OE), ranks that are the same for all heads at the rate that keeps as much
+(/AC), the ordinary schedule (/KE), and keys from before RoPE that are made again for every read (/PRC). Caches of the sizes that keep 99% in
+the papers are measured as well, whatever they keep here: --only-found leaves them out. --minutes ends a call before its time. rates loads a
+server with each cache of a set by lab/serving.py. `lab/results.py fill docs/results/accuracy-first.md` writes the tables. Two calls must not
+write one file at the same time.
 """
 
 import argparse
@@ -35,7 +37,7 @@ from results_parts.store import ResultsError  # noqa: E402
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=("caches", "times", "rates", "list"))
+    parser.add_argument("verb", choices=("caches", "ranks", "times", "rates", "list"))
     parser.add_argument("model", metavar="MODEL", help="a GGUF file or a model directory")
     parser.add_argument("--data", metavar="DIR", help="the data sets, as docs/results/README.md names them")
     parser.add_argument("--set", action="append", default=[], metavar="NAME", help="of tasks; default: all that the model has")
@@ -86,7 +88,13 @@ def search(options, book, program, facts, say):
             continue
         for accuracy in options.accuracy:
             finder.run(task_set, accuracy, methods)
-        finder.inspect(task_set)
+    return find_ranks(options, book, program, facts, say)
+
+
+def find_ranks(options, book, program, facts, say):
+    """How the ranks of heads vary, of what was found and of the papers' sizes."""
+    found = [row["kv"] for row in book.rows("caches") if row["kv"]]
+    Search(book, program, facts, options, say).inspect([*found, *plan.papers_of(book.model["bytes"])])
     return 0
 
 
@@ -153,7 +161,7 @@ def run(options, say):
     commit, is_dirty = provenance.commit_of(ROOT, options.commit, options.allow_dirty)
     program.keep_copy(options.work)
     options.model_arguments = ["-m", str(path), *(["--basis", options.basis] if options.basis else [])]
-    verb = {"caches": search, "times": measure_times}[options.verb]
+    verb = {"caches": search, "ranks": find_ranks, "times": measure_times}[options.verb]
     return verb(options, book, program, provenance.run_facts(commit, is_dirty), say)
 
 

@@ -116,15 +116,15 @@ class Search:
             row |= {"kv_fraction": point["kv_fraction"], "kept": point["accuracy"], "scores": [score["value"] for score in point["scores"]]}
         self.book.add("caches", row, self.facts)
 
-    def inspect(self, task_set):
-        """The ranks of what was found."""
-        for row in self.book.rows("caches", set=task_set.name):
-            kv = row["kv"]
-            if not kv or kv in self.book.ranks or not kv.startswith(BASES):
+    def inspect(self, caches):
+        """The ranks of those that have a basis."""
+        for kv in dict.fromkeys(caches):
+            if kv in self.book.ranks or not kv.startswith(BASES):
                 continue
             command = ["inspect", *self.options.model_arguments, "-c", str(self.options.context), "--kv", kv, "--json"]
             report = json.loads(self.program.output(command))
             if "basis" in report:
                 self.book.ranks[kv] = rank_facts(report)
                 self.book.save()
+                self.say(f"ranks of {kv}")
 

@@ -1,7 +1,7 @@
 """The smallest caches that keep an accuracy, and their times, as the documents want them: docs/results/accuracy/NAME.json, written by
 lab/accuracy_first.py. In a document `accuracy/NAME` stands for such a file. Its blocks are
     caches/SET              the smallest cache of each method at each accuracy
-    ranks/SET/A             their size, and how ranks vary among heads
+    ranks/SET/A             their size, and how ranks vary among heads; ranks/papers of those of the papers' sizes
     times/SET/A             times of the caches of a set, in those of `none`; times/papers of those that have the papers' sizes
     ablations/SET/A         times of zack and fdc without parts of them, in those of the whole; ablations/papers
     shares/SET/A/TEST       shares of the time by part, of prompts (`prompt`) or tokens (`decode`, `deep`); shares/papers/TEST
@@ -23,6 +23,7 @@ from .view import code, markdown_table
 
 FIRST, BETWEEN, DEEP = f"prompt@{FIRST_DEPTH}", f"decode@{FIRST_DEPTH}", f"decode@{DEPTHS[-1]}"
 TESTS = {"first": FIRST, "between": BETWEEN, "between_deep": DEEP}
+QUIET = 0.2
 PARTS = ("linear", "rotate", "append", "attention", "seal", "prune", "other")
 
 
@@ -35,12 +36,15 @@ def shown(accuracy):
 
 
 class Measured:
-    """The rounds of one cache with one schedule."""
+    """The rounds of one cache with one schedule. Those beside which others kept more than QUIET of a core busy count only where there are no
+    others."""
 
     def __init__(self, book, kv, schedule="balanced"):
         self.rows = {}
         for row in book.rows("times", kv=kv, schedule=schedule):
             self.rows.setdefault(row["test"], []).append(row)
+        for test, rows in self.rows.items():
+            self.rows[test] = [row for row in rows if row["beside"] <= QUIET] or rows
 
     def is_there(self):
         return all(test in self.rows for test in TESTS.values())
@@ -109,12 +113,12 @@ class AccuracyView:
                           for goal in of_set["goals"])
         return [f"{of_set['title'][0].upper()}{of_set['title'][1:]}. `none` has: {goals}.", "", *markdown_table(header, rows)]
 
-    def ranks_lines(self, task_set, accuracy):
+    def ranks_lines(self, task_set, accuracy=None):
         rows = []
-        for row in self.found(task_set, accuracy):
-            facts = self.book.ranks.get(row["kv"])
+        for kv, size in self.sizes(task_set, accuracy).items():
+            facts = self.book.ranks.get(kv)
             if facts:
-                rows.append([code(row["kv"]), percent(row["kv_fraction"]), f"{facts['mean_k']:.1f}", f"{facts['mean_v']:.1f}",
+                rows.append([code(kv), percent(size), f"{facts['mean_k']:.1f}", f"{facts['mean_v']:.1f}",
                              percent(facts["cv_k"]), percent(facts["cv_v"]), percent(facts["cv_largest_qk"]), percent(facts["cv_largest_v"])])
         return markdown_table(["cache", "KV size %", "mean rank of K", "of V", "CV of ranks of K, %", "of V, %", "CV of the largest singular "
                                "value of QK, %", "of V, %"], rows) if rows else []
@@ -198,8 +202,11 @@ class AccuracyView:
     def provenance_lines(self):
         runs = list(self.book.runs.values())
         commits = ", ".join(dict.fromkeys(run["commit"] + (" with changes" if run.get("dirty") else "") for run in runs))
-        beside = max((row["beside"] for row in self.book.rows("times")), default=None)
-        busy = "" if beside is None else f" What else ran during times took {'less than 0.05' if beside < 0.05 else f'up to {beside:.2f}'} cores."
+        shown_rows = [row for kv in {row["kv"] for row in self.book.rows("times")} for rows in Measured(self.book, kv).rows.values() for row in rows]
+        beside = max((row["beside"] for row in shown_rows), default=None)
+        n_rounds = len({row["round"] for row in shown_rows})
+        busy = "" if beside is None else (f" Times are medians of up to {n_rounds} rounds; what else ran took "
+                                          f"{'less than 0.05' if beside < 0.05 else f'up to {beside:.2f}'} cores.")
         return [f"{runs[0]['cores']} cores of {runs[0]['machine']} ({runs[0]['instructions']}); commit {commits}, {runs[-1]['date']}.{busy}", ""]
 
     def block_lines(self, block):

@@ -16,7 +16,7 @@ from accuracy_first_parts import plan  # noqa: E402
 from accuracy_first_parts.book import Book  # noqa: E402
 from accuracy_first_parts.caches import variation  # noqa: E402
 from accuracy_first_parts.times import Times  # noqa: E402
-from results_parts.accuracy_view import AccuracyView  # noqa: E402
+from results_parts.accuracy_view import AccuracyView, Measured  # noqa: E402
 from results_parts.store import ResultsError  # noqa: E402
 
 # tune finds METHOD(rate=0.2) for every method but fdc, of which nothing keeps the accuracy, and fails at `broken`. In a bench `none` takes
@@ -166,6 +166,15 @@ class AccuracyFirstTest(unittest.TestCase):
         times.keep(rows, 1, 0, 0.0)
         self.assertEqual([(row["kv"], row["tokens_per_s"], row["none_tokens_per_s"]) for row in times.book.rows("times")],
                          [("none", 100.0, 100.0), ("kivi", 50.0, 150.0)])
+
+    def test_rounds_that_others_disturbed_count_where_there_are_no_others(self):
+        book = Book(self.out)
+        for number, (speed, beside) in enumerate(((100.0, 0.0), (50.0, 0.9))):
+            book.add("times", {"round": number, "schedule": "balanced", "kv": "kivi", "test": "decode@1024", "tokens_per_s": speed,
+                               "none_tokens_per_s": 100.0, "beside": beside}, {})
+        self.assertEqual(Measured(book, "kivi").times("decode@1024"), 1)
+        book.lists["times"].pop((0, "balanced", "kivi", "decode@1024"))
+        self.assertEqual(Measured(book, "kivi").times("decode@1024"), 2)
 
     def test_a_call_ends_when_its_time_is_over(self):
         self.caches("zack")
