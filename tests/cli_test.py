@@ -459,6 +459,12 @@ class CommandLine(cli_support.CommandLineCase):
             done = self.run_verb("inspect", "-m", MODEL, "--kv", "palu(rate=0.5,group=2)")
             self.assertEqual((done.returncode, b"calibrated on" in done.stderr), (0, is_first))
 
+    def test_joined_heads_of_cut_ranks_read_prompts(self):
+        """Blocks of prompts are not rebuilt there, for they lack columns of the joint map."""
+        rows = self.json_of("compare", "-m", MODEL, "-c", 512, "--basis", self.calibrated(), "--text", TEXT, "--no-latency",
+                            "--kv", "lathe(rate=0.25,keys=centred,heads=own)", "--kv", "lathe(rate=0.25,keys=centred,heads=joint)")["rows"]
+        self.assertLess(rows[1]["kl"], 2 * rows[0]["kl"])
+
     def test_only_lathe_waits_for_gradients(self):
         """They serve ranks and bits alike."""
         self.environment["XDG_CACHE_HOME"] = str(self.folder)

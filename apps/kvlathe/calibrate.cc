@@ -76,10 +76,9 @@ Status RunCalibrate(CalibrateOptions options) {
                  "--maps: give -o FILE; other methods need all of the statistics, which would not "
                  "be beside the model then");
   }
-  if (!options.run.gradients && (!options.maps.empty() || options.run.all_queries)) {
+  if (!options.run.gradients && !options.maps.empty()) {
     return Error(StatusCode::kInvalidArgument,
-                 "--gradients=false: {} is made of gradients; leave one of both out",
-                 options.maps.empty() ? "--all-queries" : "--maps");
+                 "--gradients=false: --maps is made of gradients; leave one of both out");
   }
   if (!options.kv.empty()) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(options.kv));

@@ -36,9 +36,10 @@ QUALITY = [*LONG, *MORE, "int8(newest=32)", "q8_0(newest=32)", "kivi(bits=4,grou
 PUBLISHED = ["palu(rate=0.25,ranks=fisher,sink=0)", "fdc(rate=0.25,sink=0)", "kivi(bits=2,group=32,buffer=128,newest=128,sink=0)",
              "gear(bits=2,run=prompt,sink=0)", "kvquant(bits=4,sink=1)", "h2o(keep=0.2,budget=prompt,prune=prompt,sink=0)",
              "tova(budget=512,prune=prompt,sink=0)", "keyformer(keep=0.6,budget=prompt,prune=prompt,sink=0)"]
-BEST = ["palu(rate=0.25)", "kivi(bits=2,group=32,buffer=128)", "gear(bits=2,run=prompt,buffer=256)"]
+BEST = ["palu(rate=0.25)", "palu(rate=0.25,group=3)", "kivi(bits=2,group=32,buffer=128)", "gear(bits=2,run=prompt,buffer=256)"]
 
-METHODS = ["none", *BASES, "eigen(rate=0.25)", "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
+METHODS = ["none", *BASES, "eigen(rate=0.25)", "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)",
+           "lathe(rate=0.25,keys=before,heads=joint)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
            "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
            "q8_0(newest=32)", "q4_0(newest=32)", "q4_0(hadamard=on,newest=32)", "kivi(bits=2,group=64,newest=32)",
            "kivi(bits=2,group=64,newest=32)+lowrank", "kivi(bits=2,group=64,newest=32)+sparse", "gear(bits=4,newest=32)",

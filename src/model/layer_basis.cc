@@ -64,6 +64,16 @@ std::vector<BitSplit> SealedKeySplits(const HeadBasis& head) {
   return {head.bits.middle.k, head.bits.most.k, head.bits.least.k, {.channels = {head.rank_k}}};
 }
 
+// Whether the blocks of all heads of a layer hold values in all columns of their maps, as rows that
+// are rebuilt from a joint map take them.
+bool HoldsAllValues(const ModelBasis& basis, int layer_idx) {
+  for (int g = 0; g < basis.n_kv_heads; ++g) {
+    const HeadBasis& head = basis.head(layer_idx, g);
+    if (head.stored_rank_v > 0 && head.stored_rank_v < head.rank_v) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
@@ -73,8 +83,9 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
   const int d = basis.head_dim, n_sharing = HeadsPerLatent(basis.keys),
             n_joined = HeadsPerMap(basis.keys);
   const int of_model = d / n_joined;  // head_dim there
-  const bool is_rebuilt =
-      CanBeRebuilt(basis.keys) && types.rows == DType::kBf16 && types.activations == DType::kBf16;
+  const bool is_rebuilt = CanBeRebuilt(basis.keys) && types.rows == DType::kBf16 &&
+                          types.activations == DType::kBf16 &&
+                          (n_joined == 1 || HoldsAllValues(basis, layer_idx));
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
     if (TurnWhenRead(basis.keys)) {
