@@ -91,6 +91,7 @@ class TreeCase(unittest.TestCase):
         for path in (plan.WIKI, plan.NOVEL, *(f"books/{book}" for book in plan.BOOKS)):
             self.write(f"data/{path}", f"A line of {path}, which is long enough to be looked for in other texts.\n" * 8000)
         self.write("share/calibration.txt", "short\n")
+        self.write("share/sample.txt", "A line of a text that comes with the program, and is long.\n" * 8000)
         self.results = self.root / "docs/results/tiny.json"
 
     def write(self, path, text):
