@@ -88,11 +88,10 @@ class TreeCase(unittest.TestCase):
         self.write("models/tiny/sample.txt", "text")
         self.write("models/tiny/model.safetensors", "weights")
         self.write("models/fetched/big.gguf", "weights")
-        with gzip.open(self.write(f"data/{plan.PROGRAMS}", ""), "wt", encoding="utf-8") as file:
-            file.write(json.dumps({"prompt": "def f(x):\n", "canonical_solution": "    return x\n" * 8000}) + "\n")
         for path in (plan.WIKI, plan.NOVEL, *(f"books/{book}" for book in plan.BOOKS)):
             self.write(f"data/{path}", f"A line of {path}, which is long enough to be looked for in other texts.\n" * 8000)
         self.write("share/calibration.txt", "short\n")
+        self.write("share/sample.txt", "A line of a text that comes with the program, and is long.\n" * 8000)
         self.results = self.root / "docs/results/tiny.json"
 
     def write(self, path, text):
@@ -480,6 +479,8 @@ class PageTest(TreeCase):
         self.assertIn("| `prediction/novel` | `lathe(ratio=6)` | 25.0 | 0.0080 | 0.0100 | 0.80 |", text)
 
     def test_what_inspect_says_stands_in_tables(self):
+        with gzip.open(self.write(f"data/{plan.PROGRAMS}", ""), "wt", encoding="utf-8") as file:
+            file.write(json.dumps({"prompt": "def f(x):\n", "canonical_solution": "    return x\n" * 8000}) + "\n")
         done = self.results_py("run", "models/fetched/big.gguf", "--commit", "abc", "--data", self.root / "data", "--only", "residuals", "heads",
                                "rotations", "tokens")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
