@@ -391,7 +391,7 @@ class CommandLine(cli_support.CommandLineCase):
         self.assert_refused(2, "no rotations", *inspect, "palu(rate=0.25)")
         self.assert_refused(2, "give --kv zack or fdc", *inspect, "kivi")
         self.assert_refused(1, "holds no gradients", "inspect", "-m", MODEL, "--basis", basis, "--kv", "lathe(ratio=4)")
-        self.assert_refused(2, "made of gradients", "calibrate", "-m", MODEL, "--gradients=false", "--maps", basis)
+        self.assert_refused(2, "made of gradients", "calibrate", "-m", MODEL, "--gradients=false", "--maps", "after", "-o", basis)
 
     def test_calibrates_on_the_rows_that_a_cache_merges(self):
         basis = self.folder / "basis-merged.safetensors"
