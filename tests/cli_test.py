@@ -502,7 +502,9 @@ class CommandLine(cli_support.CommandLineCase):
                 self.assertAlmostEqual(shares[-1], 1)
         table = self.run_verb("inspect", "-m", MODEL, "--kv", "kivi(bits=2,group=64)", "--errors", TEXT)
         mean = sum(layer["v"]["shares"][3] for layer in layers) / len(layers)
-        self.assertRegex(table.stdout.decode().splitlines()[-1], rf"^ mean .* {mean:.3f} [0-9.]+ [0-9.]+$")
+        *_, means, white = table.stdout.decode().splitlines()
+        self.assertRegex(means, rf"^ mean .* {mean:.3f} [0-9.]+ [0-9.]+$")
+        self.assertRegex(white, r"^white( +0\.\d{3}){10}$")
         self.assert_refused(2, "of a quantizer", "inspect", "-m", MODEL, "--kv", "none", "--errors", TEXT)
 
     def tune(self, *options):

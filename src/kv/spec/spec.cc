@@ -135,7 +135,9 @@ int Spec::joint_channels() const {
   }
   // Each head more makes every dot longer on the same bytes, so `auto` stops here.
   constexpr int kMostOfAuto = 256;
-  const bool pays = FactsOf(sealing()).splits_bits && !retention_facts().moves_rows;
+  const Sealing sealed = sealing();
+  const bool by_lathe = FactsOf(sealed).splits_bits || std::holds_alternative<SealNothing>(sealed);
+  const bool pays = by_lathe && !retention_facts().moves_rows;
   return pays ? kMostOfAuto : 0;
 }
 
