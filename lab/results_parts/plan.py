@@ -42,7 +42,7 @@ BEST = ["palu(rate=0.25)", "palu(rate=0.25,group=3)", "kivi(bits=2,group=32,buff
 SCHEDULES = ["none", *(f"{method}(keep=0.5{key})" for method in ("h2o", "tova", "keyformer") for key in ("", ",prune=prompt"))]
 
 METHODS = ["none", *BASES, "eigen(rate=0.25)", "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)",
-           "lathe(rate=0.25,keys=before,heads=joint)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
+           "lathe(rate=0.25,heads=own)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
            "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
            "q8_0(newest=32)", "q4_0(newest=32)", "q4_0(hadamard=on,newest=32)", "kivi(bits=2,group=64,newest=32)",
            "kivi(bits=2,group=64,newest=32)+lowrank", "kivi(bits=2,group=64,newest=32)+sparse", "gear(bits=4,newest=32)",
