@@ -36,10 +36,13 @@ QUALITY = [*LONG, *MORE, "int8(newest=32)", "q8_0(newest=32)", "kivi(bits=4,grou
 PUBLISHED = ["palu(rate=0.25,ranks=fisher,sink=0)", "fdc(rate=0.25,sink=0)", "kivi(bits=2,group=32,buffer=128,newest=128,sink=0)",
              "gear(bits=2,run=prompt,sink=0)", "kvquant(bits=4,sink=1)", "h2o(keep=0.2,budget=prompt,prune=prompt,sink=0)",
              "tova(budget=512,prune=prompt,sink=0)", "keyformer(keep=0.6,budget=prompt,prune=prompt,sink=0)"]
-BEST = ["palu(rate=0.25)", "palu(rate=0.25,group=3)", "kivi(bits=2,group=32,buffer=128)", "gear(bits=2,run=prompt,buffer=256)"]
+BEST = ["palu(rate=0.25)", "palu(rate=0.25,group=3)", "kivi(bits=2,group=32,buffer=128)", "gear(bits=2,run=prompt,buffer=256)",
+        "h2o(keep=0.5,recent=0.25)", "h2o(keep=0.5,recent=0.75)", "tova(keep=0.5,heads=own)", "keyformer(keep=0.5,recent=0.5)"]
+# When entries are dropped: where runs of a prompt end, or behind all of it.
+SCHEDULES = ["none", *(f"{method}(keep=0.5{key})" for method in ("h2o", "tova", "keyformer") for key in ("", ",prune=prompt"))]
 
 METHODS = ["none", *BASES, "eigen(rate=0.25)", "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)",
-           "lathe(rate=0.25,keys=before,heads=joint)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
+           "lathe(rate=0.25,heads=own)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
            "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
            "q8_0(newest=32)", "q4_0(newest=32)", "q4_0(hadamard=on,newest=32)", "kivi(bits=2,group=64,newest=32)",
            "kivi(bits=2,group=64,newest=32)+lowrank", "kivi(bits=2,group=64,newest=32)+sparse", "gear(bits=4,newest=32)",
@@ -163,7 +166,7 @@ def text_parts(setup):
     if setup.context > 8192:
         n_window = min(setup.context, MOST_WINDOW)
         parts.append(compared(setup, "full", f"WikiText-2 test, a window of {n_window} tokens", FULL, "wiki", 1, n_window, WIKI))
-    parts.append(compared(setup, "methods", "every method on WikiText-2 test, 4 windows of 2048 tokens", METHODS, "wiki", 4, 2048, WIKI))
+    parts.append(compared(setup, "methods", "every method on WikiText-2 test, 4 windows of 2048 tokens", METHODS, "wiki", 4, 2048, WIKI, n_together=8))
     parts.append(compared(setup, "gear", "the same text, GEAR's ranks, exact entries and repairs of a part", GEAR, "wiki", 4, 2048, WIKI, n_together=10))
     if setup.context >= 2048:
         parts += inspected_parts(setup) + rotation_parts(setup)
@@ -285,6 +288,7 @@ def retrieval_tasks(setup):
                                                    "--task-count", str(n_examples)), specs, data=(NOVEL,))
     parts = [
         of("needle/one", "one number in a novel", "needle"),
+        of("needle/schedules", "one number in a novel, by caches that drop entries sooner or later", "needle", specs=SCHEDULES),
         of("needle/keys4", "one of four numbers in a novel", "needle(keys=4)"),
         of("needle/values2", "two numbers of one key", "needle(values=2)"),
         of("needle/uuids", "an identifier (UUID)", "needle(kind=uuids)"),
