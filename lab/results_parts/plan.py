@@ -65,7 +65,7 @@ GEAR_TASKS = ["none", "lathe(ratio=8)", "kivi(bits=2,group=64,newest=32)", "gear
               "kcvt(bits=4,newest=32)", "h2o(keep=0.5)", "gear-l(bits=2,newest=32)", "outlier-aware(bits=2,newest=32)", "gear(bits=4,newest=32)",
               "token(bits=2,newest=32)", "lathe(ratio=4)"]
 LARGE_LONG = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=4)", "lathe(ratio=8)"]
-LARGE_NEEDLES = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=8)"]
+LARGE_NEEDLES = ["none", "lathe(ratio=8)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)"]
 
 SMALL = ["none", "int8", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "gear(bits=2,newest=32)",
          "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "snapkv(keep=0.5)", "h2o(keep=0.5)", *BASES]
