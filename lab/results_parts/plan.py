@@ -78,7 +78,7 @@ GEAR_TASKS = ["none", "lathe(ratio=8)", "kivi(bits=2,group=64,newest=32)", "gear
               "kcvt(bits=4,newest=32)", "h2o(keep=0.5)", "gear-l(bits=2,newest=32)", "outlier-aware(bits=2,newest=32)", "gear(bits=4,newest=32)",
               "token(bits=2,newest=32)", "lathe(ratio=4)"]
 LARGE_LONG = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=4)", "lathe(ratio=8)"]
-LARGE_NEEDLES = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=8)"]
+LARGE_NEEDLES = ["none", "lathe(ratio=8)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)"]
 
 # Of GEAR's thesis: errors of the cache compound over a long way to the answer.
 BBH = {"object_counting": "counting objects", "date_understanding": "dates", "multistep_arithmetic_two": "arithmetic of several steps"}
