@@ -116,6 +116,14 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
         std::pair("lathe(ratio=8,classes=3,keys=auto)", KeyRows::kAfterRope)}) {
     EXPECT_EQ(Spec::Parse(text)->key_rows(), rows) << text;
   }
+  // auto: KV heads have one map where no quantizer follows and entries keep their places.
+  for (const auto& [text, joins] :
+       {std::pair("lathe(ratio=8)", true), std::pair("lathe(rate=0.5)", true),
+        std::pair("lathe(rate=0.5,keys=before)", true), std::pair("lathe(ratio=8,bits=16)", true),
+        std::pair("lathe(rate=0.5,heads=own)", false), std::pair("lathe(rate=0.5)+kivi", false),
+        std::pair("lathe(rate=0.5)+h2o", false), std::pair("lathe(ratio=8)+tova", false)}) {
+    EXPECT_EQ(Spec::Parse(text)->joins_heads(), joins) << text;
+  }
   for (const char* text :
        {"lathe(ratio=8,keys=block,maps=joint)", "lathe(ratio=4,keys=block,maps=joint)",
         "lathe(ratio=4,keys=block,maps=joint,under_pressure=8)"}) {
