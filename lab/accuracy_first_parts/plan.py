@@ -4,17 +4,15 @@ import re
 from dataclasses import dataclass
 
 from results_parts import prepare
+from results_parts.plan import GSM8K_SHOTS, LARGE_BYTES, WIKI
 
 ACCURACIES = (0.99, 0.995)
 # The methods of the papers, what they are compared with, what they are combined with, and ranks that are the same for all heads (/AC).
 METHODS = ("zack", "fdc", "palu", "lathe", "kivi", "kvquant", "keyformer", "h2o", "tova", "gear", "eigen", "kvquant-z", "keyformer-z",
            "kvq-f", "kvq-p", "kf-f", "zack(ranks=uniform)", "fdc(ranks=uniform)", "palu(ranks=uniform)")
 LARGE_METHODS = ("lathe", "kivi", "zack", "palu")
-LARGE_BYTES = 512 << 20  # of weights
 CONTEXT = 2048
 ROUNDED = "--weights-exact=false"  # products as `run` and `serve` have them, in half of the time
-WIKI = "wikitext2/wiki.test.raw"
-GSM8K_SHOTS = "cot_prompts/gsm8k_prompt_original.txt"
 # About what the papers' caches keep 99% at on the models of the papers: for times of what they would be here, whatever they keep. Half of the
 # dimensions, half of the entries, 4 bits, and these together; and lathe beside them.
 PAPERS = ("zack(rate=0.5)", "fdc(rate=0.5)", "palu(rate=0.5)", "keyformer(keep=0.5)", "h2o(keep=0.5)", "kivi(bits=4)", "kvquant(bits=4)",
