@@ -238,7 +238,8 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
   auto value_biases = WeightGrams(none.weights.get()).ValueBiases();
   ASSERT_TRUE(value_biases.ok()) << value_biases.status();
   const auto key_biases = WeightGrams(none.weights.get()).KeyBiases();
-  inputs.key_biases = key_biases;
+  ASSERT_TRUE(key_biases.ok()) << key_biases.status();
+  inputs.key_biases = *key_biases;
   inputs.value_biases = *value_biases;
   for (const int n : SharingHeads(reference_.n_kv_heads)) {
     inputs.options.heads_per_latent = n;

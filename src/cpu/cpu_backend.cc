@@ -38,7 +38,12 @@ void CpuBackend::Embed(const EmbedPlan& plan) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
       float* const row = out + t * n_dims;
       const TokenPlace& token = plan.tokens[t];
-      tied != nullptr ? tied->UnpackRow(token.token_id, row) : words->read(token.token_id, row);
+      const int64_t word = token.token_id - plan.held_words.begin;
+      if (word < 0 || token.token_id >= plan.held_words.end) {
+        std::fill_n(row, n_dims, 0.0f);
+      } else {
+        tied != nullptr ? tied->UnpackRow(word, row) : words->read(word, row);
+      }
       if (plan.scale != 1) {
         for (int64_t i = 0; i < n_dims; ++i) row[i] *= plan.scale;
       }
@@ -46,6 +51,29 @@ void CpuBackend::Embed(const EmbedPlan& plan) {
       positions->read(token.position, of_position.data());
       for (int64_t i = 0; i < n_dims; ++i) row[i] += of_position[i];
     }
+  });
+}
+
+void CpuBackend::SumOverRanks(const SumPlan& plan) {
+  KVL_CHECK(ranks_ != nullptr);
+  // Ranks that do not answer are asked once.
+  if (!failure_.ok()) return;
+  const CpuAccess own(*memory_);
+  const std::span<float> x(own.As<float>(plan.x), static_cast<size_t>(plan.n_numbers));
+  if (measures_waiting_) {
+    const ScopedTimer timer(&report_.waiting_seconds);
+    float nothing = 0;
+    failure_ = ranks_->AllReduce({&nothing, 1});
+  }
+  {
+    const ScopedTimer timer(&report_.message_seconds);
+    if (failure_.ok()) failure_ = ranks_->AllReduce(x);
+  }
+  if (plan.added_to.is_null()) return;
+  auto* const sum = own.As<float>(plan.added_to);
+  ForRowShares((plan.n_numbers + 1023) / 1024, [&](Range rows) {
+    const int64_t end = std::min(plan.n_numbers, rows.end * 1024);
+    for (int64_t i = rows.begin * 1024; i < end; ++i) sum[i] += x[i];
   });
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "cpu/attention/attention.h"
 #include "cpu/kernels/elementwise/elementwise.h"
 #include "cpu/kernels/linear/linear.h"
@@ -27,6 +28,9 @@ class CpuBackend : public Backend {
   void set_deterministic(bool deterministic) override;
   void set_exact_rows(bool exact) override { linear_.set_exact_rows(exact); }
   void set_exact_attention(bool exact) { attention_.set_exact(exact); }
+  // The machines that hold other parts of the same layers, which outlive this; null: none.
+  void set_ranks(Communicator* ranks) { ranks_ = ranks; }
+  void set_measures_waiting(bool measures) override { measures_waiting_ = measures; }
   void Embed(const EmbedPlan& plan) override;
   void TakeRows(const TakeRowsPlan& plan) override;
   std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
@@ -35,6 +39,7 @@ class CpuBackend : public Backend {
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
   void RotateAndMap(const RotatePlan& plan) override;
+  void SumOverRanks(const SumPlan& plan) override;
   StatusOr<StepReport> Finish() override;
   void Append(const AppendPlan& plan) override;
   void Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
@@ -100,6 +105,8 @@ class CpuBackend : public Backend {
   std::optional<KnownSealer> sealer_;
   StepReport report_;  // since the last Finish
   Status failure_;     // of all sequences
+  Communicator* ranks_ = nullptr;
+  bool measures_waiting_ = false;
   // By sequence and head, how many of the entries that the last Prune left were sealed before it.
   std::map<std::pair<int, int>, int> sealed_before_;
 };

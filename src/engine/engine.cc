@@ -69,7 +69,7 @@ void Engine::AdmitWaiting() {
   for (const auto& s : running_) wanted_bytes += WantedBytes(s.get());
   while (!waiting_.empty() && running_.size() < max_running) {
     wanted_bytes += WantedBytes(waiting_.front().get());
-    if (wanted_bytes > budget_bytes_ && !running_.empty()) return;
+    if (wanted_bytes > pool_->usage().budget_bytes && !running_.empty()) return;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
     inbox_.set_n_running(running_.size());

@@ -33,6 +33,10 @@ struct StepReport {
   // other bases, the mean over the workers. 0 where a machine does not tell.
   double plan_seconds = 0;
   double rebuild_seconds = 0;
+  // Seconds of sums over ranks: until all others had come as far, where that is measured
+  // (Backend::set_measures_waiting), and the messages, where it is not both.
+  double waiting_seconds = 0;
+  double message_seconds = 0;
 };
 
 // Verbs are called from one thread at a time and take effect in the order of the calls, those of
@@ -59,6 +63,8 @@ class Backend {
   virtual void Normalise(std::span<const NormPlan> plans) = 0;
   virtual void Gate(const GatePlan& plan) = 0;
   virtual void RotateAndMap(const RotatePlan& plan) = 0;
+  // Finish fails with kUnavailable where another machine does not answer.
+  virtual void SumOverRanks(const SumPlan& plan) = 0;
 
   // Waits until all has run. kResourceExhausted when the system had no memory for something that
   // concerns all sequences.
@@ -90,6 +96,9 @@ class Backend {
   // Finish tells how far each run lies from the plain rows that it was sealed from.
   virtual void MeasureReencodings(std::span<const ReencodedRun> runs) = 0;
 
+  // Whether sums over ranks begin by waiting for all ranks, which costs a message more, so that
+  // StepReport tells waiting from messages.
+  virtual void set_measures_waiting(bool /*measures*/) {}
   // Whether products with weights in blocks leave rows as they are, which is slower, or round them
   // to 8 bits. A machine that never rounds them ignores it.
   virtual void set_exact_rows(bool /*exact*/) {}

@@ -15,6 +15,8 @@
 
 namespace kvlathe {
 
+class CacheJournal;
+
 // One thread allocates and frees, and while it does no other uses the device. The rest may be
 // called by several threads at a time, on bytes of their own.
 class Device {
@@ -43,6 +45,15 @@ class Device {
   // What lies there, for the host to read in place until the next call or verb; null where the host
   // does not share this memory and has to download it.
   virtual const std::byte* HostView(const ObjectPlace& /*place*/) { return nullptr; }
+
+  // What is told of the caches in this memory, where other machines hold parts of the same ones
+  // (kv/blocks/cache_journal.h); null: nobody is. It is set before the first of them is made and
+  // outlives them.
+  void set_journal(CacheJournal* journal) { journal_ = journal; }
+  CacheJournal* journal() const { return journal_; }
+
+ private:
+  CacheJournal* journal_ = nullptr;
 };
 
 }  // namespace kvlathe

@@ -81,10 +81,20 @@ struct EmbedPlan {
   std::span<const TokenPlace> tokens;
   WeightId tied_words;  // [vocab_size, n_dims], a matrix that is multiplied with too; null: words
   TableId words;        // [vocab_size, n_dims]
+  // Words that the matrix or table holds, from its row 0 on; the rows of others are zeros.
+  Range held_words = {0, std::numeric_limits<int64_t>::max()};
   float scale = 1;
   TableId positions;  // [n_positions, n_dims]; null: none
   int64_t n_dims = 0;
   ObjectPlace out;  // [n_tokens, n_dims] F32
+};
+
+// Adds up x over all machines that hold parts of the same matrices, in the order of their ranks, so
+// that all of them have the same bits.
+struct SumPlan {
+  ObjectPlace x;  // [n_numbers] F32, the sum in the end
+  int64_t n_numbers = 0;
+  ObjectPlace added_to;  // [n_numbers] F32, to which the sum is added; null: none
 };
 
 // Rows of one KV head from the step's first token on.

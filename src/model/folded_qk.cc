@@ -37,14 +37,14 @@ StatusOr<QkProjection> ModelWeights::FoldQueriesAndKeys(int layer_idx, const Mod
     maps.push_back(Joined(is_key ? head.key_basis : head.query_basis, cut, c.head_dim));
     first_row.push_back(first_row.back() + maps.back().cols());
   }
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> w, QkMatrix(layer_idx));
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> w, Stacked(held_names_.qk(layer_idx)));
   std::vector<float> bias = layers_[layer_idx].qk_bias.values();
   if (bias.empty()) bias.resize(n_all * d);
   const int64_t n_rows = first_row.back();
   std::vector<float> folded(n_rows * hidden);
   QkProjection p;
   std::vector<float> folded_bias(n_rows);
-  const WeightType type = FoldedType(names_.qk(layer_idx).front());
+  const WeightType type = FoldedType(held_names_.qk(layer_idx).front());
   KVL_ASSIGN_OR_RETURN(p.qk, Weight::Create(residents(), n_rows, hidden, type));
   pool->Run([&](int worker_id) {
     const Range heads = ShareOf(n_all, 1, worker_id, pool->n_workers());

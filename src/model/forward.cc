@@ -42,9 +42,4 @@ bool StepSequences::AllFailed() const {
   return std::ranges::none_of(failures_, [](const Status& s) { return s.ok(); });
 }
 
-Status StepSequences::FirstFailure() const {
-  const auto failed = std::ranges::find_if(failures_, [](const Status& s) { return !s.ok(); });
-  return failed == failures_.end() ? OkStatus() : *failed;
-}
-
 }  // namespace kvlathe

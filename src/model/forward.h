@@ -41,6 +41,8 @@ struct ForwardProfile {
   double rebuild = 0;    // of attention: keys and values from latents and other bases
   double seal = 0;       // plain blocks to codes, scales and repairs
   double prune = 0;      // choosing entries and closing their gaps
+  double messages = 0;   // to and from other ranks, and waiting for them
+  double waiting = 0;    // of messages: for ranks that were not as far, where that is measured
   double other = 0;      // norms, gates, embedding
 
   // Adds `more` times `sign`.
@@ -48,7 +50,8 @@ struct ForwardProfile {
     for (double ForwardProfile::*part :
          {&ForwardProfile::linear, &ForwardProfile::rotate, &ForwardProfile::append,
           &ForwardProfile::attention, &ForwardProfile::plan, &ForwardProfile::rebuild,
-          &ForwardProfile::seal, &ForwardProfile::prune, &ForwardProfile::other}) {
+          &ForwardProfile::seal, &ForwardProfile::prune, &ForwardProfile::messages, &ForwardProfile::waiting,
+          &ForwardProfile::other}) {
       this->*part += sign * more.*part;
     }
   }
@@ -69,7 +72,6 @@ class StepSequences {
   int NumberOf(const SequenceCache* cache) const;
   bool has_failed(size_t step_idx) const { return !failures_[step_idx].ok(); }
   bool AllFailed() const;
-  Status FirstFailure() const;
   const std::vector<Status>& failures() const { return failures_; }  // [n_steps]
   // The caches whose step ended a run, but for failed ones.
   const std::vector<SequenceCache*>& sealing() const { return sealing_; }

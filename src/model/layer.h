@@ -94,6 +94,9 @@ struct Layer {
   const LayerWeights* weights = nullptr;
   const CacheLayout* layout = nullptr;  // of all caches that have no rate of their own
   LayerRows rows;
+  // Whether other ranks hold the rest of its heads and columns, so that what it adds to the
+  // residual stream is a sum over ranks.
+  bool is_parted = false;
   int window = 0;  // newest positions that a token sees; 0: all
   DType row_type = DType::kF32;
   std::shared_ptr<const ValueProjection> values;

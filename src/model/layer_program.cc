@@ -81,7 +81,7 @@ ActivationWidths WidthsOf(const Layer& layer) {
                              .attended = rows.OutputStride(),
                              .mlp_in = c.mlp_rows(),
                              .gated = c.ffn_dim,
-                             .added = c.norms.of_outputs ? c.hidden_dim : 0};
+                             .added = c.norms.of_outputs || layer.is_parted ? c.hidden_dim : 0};
   if (rows.turn) {
     widths.q_full = int64_t{rows.n_heads} * rows.key_dim();
     widths.k_full = int64_t{rows.n_kv_heads} * rows.key_dim();

@@ -16,6 +16,10 @@ Model::Model(std::shared_ptr<ModelWeights> weights)
   activations_.types = weights_->types();
 }
 
+Model::~Model() {
+  if (StepLeader* const leader = weights_->links().leader) leader->Forget(*this);
+}
+
 StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> weights,
                                                const CachePlan& plan) {
   std::unique_ptr<Model> model(new Model(std::move(weights)));
@@ -62,10 +66,20 @@ StatusOr<const CacheLayout*> Model::LayoutAt(double rate) {
   }
   KVL_ASSIGN_OR_RETURN(const std::vector<HeadRanks> ranks, ranks_at_(rate));
   CacheLayout layout = LayoutAtRanks(layout_, row_shapes_, ranks);
-  if (layout.shapes == layout_.shapes) return &layout_;
-  const auto known = std::ranges::find(rate_layouts_, layout.shapes, &CacheLayout::shapes);
-  if (known != rate_layouts_.end()) return &*known;
-  return &rate_layouts_.emplace_back(std::move(layout));
+  if (!is_shard() && layout.shapes == layout_.shapes) return &layout_;
+  // Ranks that are equal here may differ on other ranks, which know layouts by their rates.
+  const auto known = std::ranges::find_if(rate_layouts_, [&](const RateLayout& r) {
+    return is_shard() ? r.rate == rate : r.layout.shapes == layout.shapes;
+  });
+  if (known != rate_layouts_.end()) return &known->layout;
+  return &rate_layouts_.emplace_back(rate, std::move(layout)).layout;
+}
+
+std::optional<double> Model::RateOf(const CacheLayout& layout) const {
+  for (const RateLayout& r : rate_layouts_) {
+    if (&r.layout == &layout) return r.rate;
+  }
+  return std::nullopt;
 }
 
 namespace {
@@ -104,11 +118,13 @@ bool StoresKeysLessMeanBias(const ModelConfig& config, const CacheLayout& layout
 StatusOr<std::vector<FloatTable>> Model::MeanKeyBiases(int layer_idx) {
   std::vector<FloatTable> offsets;
   if (!StoresKeysLessMeanBias(config(), layout_)) return offsets;
-  const WeightGrams::HeadVectors biases = WeightGrams(weights_.get()).KeyBiases();
+  const int64_t d = config().head_dim;
+  const float* const biases =
+      weights_->layer(layer_idx).qk_bias.data() + config().n_heads * d;  // of keys
   for (int g = 0; g < config().n_kv_heads; ++g) {
     KVL_ASSIGN_OR_RETURN(FloatTable offset,
                          FloatTable::Make(&machine().memory(),
-                                          MeanTurned(biases[layer_idx * config().n_kv_heads + g],
+                                          MeanTurned({biases + g * d, biases + (g + 1) * d},
                                                      config().attention.of(layer_idx).rope,
                                                      config().rope_dim(), config().max_seq_len),
                                           "offsets of keys"));
@@ -124,6 +140,7 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   layer->config = &c;
   layer->weights = &weights_->layer(layer_idx);
   layer->layout = &layout_;
+  layer->is_parted = !weights_->shard().has_whole_layers();
   layer->window = layout_.window(layer_idx);
   layer->row_type = activations_.types.rows;
   layer->rotations = &rotations_;
@@ -184,7 +201,7 @@ std::span<const float> Model::key_offset(int layer_idx, int kv_head_idx) const {
 }
 
 int64_t Model::weight_bytes() const {
-  int64_t n_bytes = weights_->lm_head().n_bytes();
+  int64_t n_bytes = weights_->shard().is_last_stage() ? weights_->lm_head().n_bytes() : 0;
   for (const LayerProgram& program : programs_) {
     const Layer& layer = program.layer();
     n_bytes +=

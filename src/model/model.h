@@ -25,6 +25,8 @@ namespace kvlathe {
 
 class Model {
  public:
+  ~Model();
+
   // The plan is of this model (FactsOf) and may be gone afterwards: its basis is folded into
   // weights or packed. The model runs on the machine of `weights`, which it shares with other
   // models; they run one after the other. kResourceExhausted when there is no memory for the maps,
@@ -32,9 +34,12 @@ class Model {
   static StatusOr<std::unique_ptr<Model>> Create(std::shared_ptr<ModelWeights> weights,
                                                  const CachePlan& plan);
 
+  // Of a shard, `plan` is of its heads and layers, and a step is one of all ranks: those but rank 0
+  // run it when they are told to (StepLeader), with caches of the same lengths.
+
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
-  // Without a basis `observer` sees rows as the model makes them. kResourceExhausted when there is
-  // no memory for activations, kInvalidArgument past the table of a model with learned positions;
+  // Without a basis `observer`, which a shard does not have, sees rows as the model makes them.
+  // kResourceExhausted when there is no memory for activations, kInvalidArgument past the table of a model with learned positions;
   // otherwise the error of the first sequence that fails (ForwardEach).
   Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr);
   // Runs one step in which a sequence that fails harms no other: (*failures)[i] says why steps[i]
@@ -55,7 +60,8 @@ class Model {
   // kResourceExhausted when the system has no memory, and then the cache is as it was.
   Status PressRun(SequenceCache* cache, int run_idx);
 
-  // Row i of the last Forward's logits, [vocab_size]; of a step with kHidden it means nothing.
+  // Row i of the last Forward's logits, [vocab_size]; of a step with kHidden it means nothing. Rows
+  // are there on rank 0.
   std::span<const float> logits(int64_t row) const;
   // The same row of hidden states, [hidden_dim], of a step with kHidden.
   std::span<const float> hidden(int64_t row) const;
@@ -66,6 +72,8 @@ class Model {
   // Of a cache of this model at that rate; equal ranks have one layout, which lives as long as the
   // model. kInvalidArgument where the plan offers no rates; other errors are those of its ranks_at.
   StatusOr<const CacheLayout*> LayoutAt(double rate);
+  // The rate of one of its layouts; none for layout().
+  std::optional<double> RateOf(const CacheLayout& layout) const;
   const ModelConfig& config() const { return weights_->config(); }
   const ModelWeights& weights() const { return *weights_; }
   Machine& machine() const { return weights_->machine(); }
@@ -99,17 +107,38 @@ class Model {
   // Of every KV head of the layer; empty where they stay in the keys.
   StatusOr<std::vector<FloatTable>> MeanKeyBiases(int layer_idx);
 
+  // Whether the model has learned positions enough.
+  Status CheckPositions(std::span<const SequenceStep> steps) const;
+  // Sets has_logits_ and has_hidden_.
+  void NoteWantedRows(std::span<const SequenceStep> steps);
   Status PlaceTokens(std::span<const SequenceStep> steps);
-  // Places the tokens of a step and makes room for what it computes.
+  // Places the tokens of a step, or of a group of its sequences, and makes room for what it computes.
   StatusOr<ForwardState> Begin(std::span<const SequenceStep> steps, QkvObserver* observer);
   void EmbedTokens();
-  // The layers and the logits; sequences_ tells which sequences failed.
+  // The layers and the logits; failures_ tells which sequences failed.
   Status RunStep(std::span<const SequenceStep> steps, QkvObserver* observer);
+  // The same of a shard (model_ranks.cc): as many groups of sequences are on their way through the
+  // stages as there are stages.
+  bool is_shard() const { return weights_->links().ranks != nullptr; }
+  Status RunOnRanks(std::span<const SequenceStep> steps);
+  Status RunGroup(std::span<const SequenceStep> steps);
+  Status QueueGroup(ForwardState* state);
+  Status ReceiveStream();
+  Status SendStream();
+  // Adds the rows of a group to held_logits_ and host_hidden_.
+  void HoldLogits();
+  // Has rank 0 get the rows of all words.
+  Status CollectLogits();
+  // What other ranks say of the step.
+  Status HearOthers(std::span<const SequenceStep> steps);
   // Asks for the layers and the logits.
   Status QueueStep(ForwardState* state);
   // Makes logits_ and hidden states readable on the host.
   void FetchLogits();
   void ComputeLogits(std::span<const SequenceStep> steps);
+  int64_t n_held_words() const {
+    return weights_->shard().words.end - weights_->shard().words.begin;
+  }
 
   std::shared_ptr<ModelWeights> weights_;
   bool is_deterministic_ = false;
@@ -118,7 +147,11 @@ class Model {
   CacheLayout layout_;
   std::vector<BlockShape> row_shapes_;    // CachePlan::row_shapes
   RanksAtRate ranks_at_;                  // null: rates are not offered
-  std::deque<CacheLayout> rate_layouts_;  // that LayoutAt has given, but for layout_
+  struct RateLayout {
+    double rate;
+    CacheLayout layout;
+  };
+  std::deque<RateLayout> rate_layouts_;  // that LayoutAt has given, but for layout_
   bool has_basis_ = false;
   std::optional<OnlineInputs> online_;  // where sequences find their bases by them
   ModelCodebooks codebooks_;            // [n_layers], or empty
@@ -127,12 +160,14 @@ class Model {
   ActivationWidths widths_;                                // of all layers
   Activations activations_;
   StepSequences sequences_;
+  std::vector<Status> failures_;  // [n_steps] of the last step
   int64_t n_logit_rows_ = 0;
-  bool has_logits_ = false;             // some row of n_logit_rows_ is of logits
+  bool has_logits_ = false;             // some row of the step is of logits
   bool has_hidden_ = false;             // some is of hidden states
   MachineBuffer logits_;                // [n_logit_rows, vocab_size] f32
   const float* host_logits_ = nullptr;  // the same, where the host can read them
   std::vector<float> downloaded_logits_;
+  std::vector<float> held_logits_;  // of a shard: [n_logit_rows, held words] of the whole step
   std::vector<float> host_hidden_;  // [n_logit_rows, hidden_dim], or empty
   ForwardProfile profile_;
 };

@@ -11,6 +11,7 @@
 namespace kvlathe {
 
 Status Model::PlaceTokens(std::span<const SequenceStep> steps) {
+  KVL_RETURN_IF_ERROR(CheckPositions(steps));
   std::vector<TokenPlace>& tokens = activations_.tokens;
   tokens.clear();
   int n_positions = 0;
@@ -25,29 +26,40 @@ Status Model::PlaceTokens(std::span<const SequenceStep> steps) {
     n_positions = std::max(n_positions, first + step.n_new());
   }
   activations_.n_tokens = std::ssize(tokens);
+  return rotations_.Extend(n_positions);
+}
+
+Status Model::CheckPositions(std::span<const SequenceStep> steps) const {
+  int n_positions = 0;
+  for (const SequenceStep& step : steps) {
+    n_positions = std::max(n_positions, step.first_position() + step.n_new());
+  }
   if (config().positions == PositionKind::kLearned && n_positions > config().max_seq_len) {
     return Error(
         StatusCode::kInvalidArgument,
         "position {} is past the {} positions that the model has learned; shorten the text",
         n_positions - 1, config().max_seq_len);
   }
-  return rotations_.Extend(n_positions);
+  return OkStatus();
+}
+
+void Model::NoteWantedRows(std::span<const SequenceStep> steps) {
+  has_logits_ = has_hidden_ = false;
+  for (const SequenceStep& step : steps) {
+    (step.logits == SequenceStep::Logits::kHidden ? has_hidden_ : has_logits_) |=
+        step.n_logit_rows() > 0;
+  }
 }
 
 StatusOr<ForwardState> Model::Begin(std::span<const SequenceStep> steps, QkvObserver* observer) {
   n_logit_rows_ = 0;
   KVL_RETURN_IF_ERROR(PlaceTokens(steps));
-  has_logits_ = has_hidden_ = false;
-  for (const SequenceStep& step : steps) {
-    n_logit_rows_ += step.n_logit_rows();
-    (step.logits == SequenceStep::Logits::kHidden ? has_hidden_ : has_logits_) |=
-        step.n_logit_rows() > 0;
-  }
+  for (const SequenceStep& step : steps) n_logit_rows_ += step.n_logit_rows();
   const int64_t n_rows = has_logits_ ? n_logit_rows_ : 0;
   sequences_.Begin(steps);
   KVL_RETURN_IF_ERROR(activations_.Reserve(widths_));
   KVL_RETURN_IF_ERROR(logits_.EnsureSize(
-      activations_.memory, n_rows * config().vocab_size * int64_t{sizeof(float)}, "logits"));
+      activations_.memory, n_rows * n_held_words() * int64_t{sizeof(float)}, "logits"));
   machine().backend().set_deterministic(is_deterministic_);
   return ForwardState{.sequences = &sequences_,
                       .activations = &activations_,
@@ -58,13 +70,20 @@ StatusOr<ForwardState> Model::Begin(std::span<const SequenceStep> steps, QkvObse
 }
 
 Status Model::RunStep(std::span<const SequenceStep> steps, QkvObserver* observer) {
+  if (is_shard()) {
+    KVL_CHECK(observer == nullptr);
+    return RunOnRanks(steps);
+  }
+  NoteWantedRows(steps);
   KVL_ASSIGN_OR_RETURN(ForwardState state, Begin(steps, observer));
+  failures_ = sequences_.failures();
   if (activations_.n_tokens == 0) return OkStatus();
   const Status queued = QueueStep(&state);
   // Also where a step could not be planned to its end: what was asked for is over before the next.
   KVL_ASSIGN_OR_RETURN(const StepReport report, machine().backend().Finish());
   KVL_RETURN_IF_ERROR(queued);
   sequences_.Learn(report);
+  failures_ = sequences_.failures();
   profile_.plan += report.plan_seconds;
   profile_.rebuild += report.rebuild_seconds;
   if (n_logit_rows_ > 0 && !sequences_.AllFailed()) FetchLogits();
@@ -83,12 +102,13 @@ Status Model::QueueStep(ForwardState* state) {
 
 Status Model::Forward(std::span<const SequenceStep> steps, QkvObserver* observer) {
   KVL_RETURN_IF_ERROR(RunStep(steps, observer));
-  return sequences_.FirstFailure();
+  for (const Status& failure : failures_) KVL_RETURN_IF_ERROR(failure);
+  return OkStatus();
 }
 
 Status Model::ForwardEach(std::span<const SequenceStep> steps, std::vector<Status>* failures) {
   KVL_RETURN_IF_ERROR(RunStep(steps, nullptr));
-  *failures = sequences_.failures();
+  *failures = failures_;
   return OkStatus();
 }
 
@@ -120,8 +140,12 @@ std::span<const float> Model::hidden(int64_t row) const {
 
 void Model::EmbedTokens() {
   const ScopedTimer timer(&profile_.other);
-  machine().backend().Embed(
-      weights_->PlanEmbedding(activations_.tokens, activations_.hidden.place()));
+  Backend& backend = machine().backend();
+  const ObjectPlace hidden = activations_.hidden.place();
+  backend.Embed(weights_->PlanEmbedding(activations_.tokens, hidden));
+  if (weights_->shard().has_whole_layers()) return;
+  backend.SumOverRanks(
+      {.x = hidden, .n_numbers = activations_.n_tokens * config().hidden_dim, .added_to = {}});
 }
 
 void Model::ComputeLogits(std::span<const SequenceStep> steps) {

@@ -42,7 +42,12 @@ StatusOr<WeightGrams::HeadMatrices> WeightGrams::ValueGramsOf(int layer_idx, int
 StatusOr<WeightGrams::HeadMatrices> WeightGrams::KeyGramsOf(int layer_idx, int n_joined) {
   KVL_ASSIGN_OR_RETURN(std::vector<float> w, weights_.QkMatrix(layer_idx));
   const int64_t n_query_rows = int64_t{config_.n_heads} * config_.head_dim;
-  const FloatTable& norm = weights_.layer(layer_idx).k_norm.weight;
+  std::vector<float> norm;
+  if (config_.norms.of_qk) {
+    const std::string name = weights_.names().k_norm(layer_idx) + ".weight";
+    KVL_ASSIGN_OR_RETURN(norm, weights_.reader().Vector(name, config_.head_dim));
+    for (float& weight : norm) weight += weights_.names().norm_offset();
+  }
   for (int64_t row = 0; !norm.empty() && row < int64_t{config_.n_kv_heads} * config_.head_dim;
        ++row) {
     float* const weights = &w[(n_query_rows + row) * config_.hidden_dim];
@@ -91,13 +96,17 @@ StatusOr<WeightGrams::HeadMatrices> WeightGrams::KeyGrams(int n_joined) {
   return all;
 }
 
-WeightGrams::HeadVectors WeightGrams::KeyBiases() const {
+StatusOr<WeightGrams::HeadVectors> WeightGrams::KeyBiases() {
   HeadVectors all;
   if (!config_.biases.qkv || config_.norms.of_qk) return all;
   const int64_t d = config_.head_dim;
   for (int l = 0; l < config_.n_layers; ++l) {
-    AppendHeads(weights_.layer(l).qk_bias.data() + config_.n_heads * d, config_.n_kv_heads, d,
-                &all);
+    std::vector<float> bias;  // of all queries, then of all keys
+    for (const Projection& part : weights_.names().qk(l)) {
+      KVL_ASSIGN_OR_RETURN(const std::vector<float> of_part, weights_.reader().Bias(part));
+      bias.insert(bias.end(), of_part.begin(), of_part.end());
+    }
+    AppendHeads(bias.data() + config_.n_heads * d, config_.n_kv_heads, d, &all);
   }
   return all;
 }

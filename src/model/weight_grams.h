@@ -8,6 +8,7 @@
 
 namespace kvlathe {
 
+// Of the whole model, also where a shard of it is held.
 class WeightGrams {
  public:
   // [n_layers * n_kv_heads], each [head_dim, head_dim].
@@ -16,7 +17,7 @@ class WeightGrams {
   using HeadVectors = std::vector<std::vector<float>>;
 
   // `weights` outlives this. Errors are those of its reader.
-  explicit WeightGrams(ModelWeights* weights) : weights_(*weights), config_(weights->config()) {}
+  explicit WeightGrams(ModelWeights* weights) : weights_(*weights), config_(weights->whole_config()) {}
 
   // Returns W_V,h^T W_V,h of every layer and KV head, in the (D x d) orientation of y = x W; FDC
   // and Palu decompose it. With n_joined, a divisor of n_kv_heads, that many heads count as one of
@@ -30,7 +31,7 @@ class WeightGrams {
   StatusOr<HeadMatrices> OutputGrams(ThreadPool* pool);
   // Return the biases of keys and values of every layer and KV head. The list is empty for a model
   // without biases, and for normalised keys, which are no sum of a product and a bias.
-  HeadVectors KeyBiases() const;
+  StatusOr<HeadVectors> KeyBiases();
   StatusOr<HeadVectors> ValueBiases();
 
  private:

@@ -8,6 +8,23 @@ int64_t Projection::n_out() const {
   return n;
 }
 
+std::vector<Projection> TakeRows(std::vector<Projection> parts, std::span<const Range> wanted) {
+  int64_t first = 0;  // of the run, among the rows of all parts
+  for (Projection& part : parts) {
+    std::vector<Projection::Run> taken;
+    for (const Projection::Run& run : part.runs) {
+      for (const Range& rows : wanted) {
+        const int64_t begin = std::max(rows.begin, first);
+        const int64_t end = std::min(rows.end, first + run.n);
+        if (begin < end) taken.push_back({run.begin + begin - first, end - begin});
+      }
+      first += run.n;
+    }
+    part.runs = std::move(taken);
+  }
+  return parts;
+}
+
 WeightNames::Table WeightNames::TableOf(const ModelConfig& config, const TensorSource& source) {
   const bool has_two_norms = config.parallel_block && !config.shared_norm;
   Table t;

@@ -3,15 +3,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/threads.h"
 #include "model/config.h"
 #include "model/tensor_source.h"
 
 namespace kvlathe {
 
-// Some output channels of a stored projection y = x W^T + b.
+// Some output channels of a stored projection y = x W^T + b, of all of its inputs or of some.
 struct Projection {
   struct Run {
     int64_t begin, n;  // stored output channels [begin, begin + n)
@@ -21,9 +24,18 @@ struct Projection {
   int64_t n_in = 0;
   bool is_transposed = false;  // stored [n_in, n_stored] instead of [n_stored, n_in]
   std::vector<Run> runs;       // in the order wanted
+  // The inputs that are wanted; none: all of them. The bias belongs to no input.
+  std::optional<Range> inputs = std::nullopt;
 
   int64_t n_out() const;
+  int64_t first_in() const { return inputs.has_value() ? inputs->begin : 0; }
+  // Columns of the matrix that is wanted.
+  int64_t n_columns() const { return inputs.has_value() ? inputs->end - inputs->begin : n_in; }
 };
+
+// The rows in `wanted`, rising, of the matrices of `parts` below each other; parts without any stay,
+// empty.
+std::vector<Projection> TakeRows(std::vector<Projection> parts, std::span<const Range> wanted);
 
 class WeightNames {
  public:

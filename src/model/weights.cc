@@ -63,19 +63,24 @@ uint64_t HashOfValueMaps(const ModelBasis& basis, int layer_idx) {
 
 }  // namespace
 
-ModelWeights::ModelWeights(const ModelConfig& config, const NumberTypes& types,
-                           std::unique_ptr<TensorSource> source, std::shared_ptr<Machine> machine)
+ModelWeights::ModelWeights(const ModelConfig& config, const ModelShard& shard,
+                           const NumberTypes& types, std::unique_ptr<TensorSource> source,
+                           std::shared_ptr<Machine> machine)
     : machine_(std::move(machine)),
-      config_(config),
+      whole_(config),
+      shard_(shard),
+      config_(ConfigOf(whole_, shard_)),
       types_(types),
       reader_(std::move(source)),
-      names_(config_, reader_.source()) {}
+      names_(whole_, reader_.source()),
+      held_names_(&names_, &whole_, shard_) {}
 
 StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& config,
                                                            const NumberTypes& types,
                                                            std::unique_ptr<TensorSource> source,
                                                            std::shared_ptr<Machine> machine,
-                                                           const LoadProgress& progress) {
+                                                           const LoadProgress& progress,
+                                                           const ModelShard* shard) {
   if (!machine->residents().Multiplies(types.weights, types.activations)) {
     return Error(StatusCode::kInvalidArgument,
                  "the machine has no products of {} activations with weights of that type",
@@ -83,11 +88,13 @@ StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& co
   }
   ThreadPool* const pool = &machine->host_threads();
   std::unique_ptr<ModelWeights> w(
-      new ModelWeights(config, types, std::move(source), std::move(machine)));
+      new ModelWeights(config, shard != nullptr ? *shard : WholeModel(config), types,
+                       std::move(source), std::move(machine)));
   KVL_RETURN_IF_ERROR(w->LoadEmbeddings(pool));
-  w->layers_.resize(config.n_layers);
-  for (int l = 0; l < config.n_layers; ++l) {
-    if (progress) progress(static_cast<double>(l) / config.n_layers);
+  const int n_layers = w->config_.n_layers;
+  w->layers_.resize(n_layers);
+  for (int l = 0; l < n_layers; ++l) {
+    if (progress) progress(static_cast<double>(l) / n_layers);
     KVL_RETURN_IF_ERROR(w->LoadLayer(l, pool));
   }
   if (progress) progress(1);
@@ -95,44 +102,55 @@ StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& co
 }
 
 Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
-  KVL_ASSIGN_OR_RETURN(lm_head_, reader_.Pack({names_.output_head()}, types_, residents(), pool));
-  if (!config_.tie_word_embeddings) {
-    KVL_ASSIGN_OR_RETURN(embedding_, AddTable(names_.embedding(), config_.vocab_size));
+  const bool is_tied = config_.tie_word_embeddings;
+  if (shard_.is_last_stage() || (shard_.is_first_stage() && is_tied)) {
+    KVL_ASSIGN_OR_RETURN(lm_head_,
+                         reader_.Pack({held_names_.output_head()}, types_, residents(), pool));
   }
-  if (config_.positions == PositionKind::kLearned) {
-    KVL_ASSIGN_OR_RETURN(position_embedding_,
-                         AddTable(names_.position_embedding(), config_.max_seq_len));
+  if (shard_.is_first_stage() && !is_tied) {
+    KVL_ASSIGN_OR_RETURN(embedding_,
+                         AddTable(names_.embedding(), config_.vocab_size, shard_.words));
   }
+  // Added once, whoever holds the word.
+  if (shard_.is_first_stage() && shard_.adds_biases() &&
+      config_.positions == PositionKind::kLearned) {
+    KVL_ASSIGN_OR_RETURN(position_embedding_, AddTable(names_.position_embedding(),
+                                                       config_.max_seq_len,
+                                                       {0, config_.max_seq_len}));
+  }
+  if (!shard_.is_last_stage()) return OkStatus();
   KVL_ASSIGN_OR_RETURN(final_norm_, ReadNorm(names_.final_norm(), config_.hidden_dim));
   return OkStatus();
 }
 
-StatusOr<Resident<TableId>> ModelWeights::AddTable(const std::string& name, int64_t n_rows) {
-  const int64_t n_dims = config_.hidden_dim;
-  KVL_ASSIGN_OR_RETURN(const StoredTensor table, reader_.Table(name, n_rows, n_dims));
-  KVL_ASSIGN_OR_RETURN(
-      const TableId id,
-      residents()->AddTable({n_rows, n_dims, [table, n_dims](int64_t row, float* to) {
-                               table.Read(row * n_dims, n_dims, to);
-                             }}));
+StatusOr<Resident<TableId>> ModelWeights::AddTable(const std::string& name, int64_t n_rows,
+                                                   Range wanted) {
+  const int64_t n_dims = config_.hidden_dim, first = wanted.begin;
+  KVL_ASSIGN_OR_RETURN(const StoredTensor table, reader_.Table(name, n_rows, n_dims, wanted));
+  KVL_ASSIGN_OR_RETURN(const TableId id,
+                       residents()->AddTable({wanted.end - wanted.begin, n_dims,
+                                              [table, n_dims, first](int64_t row, float* to) {
+                                                table.Read((first + row) * n_dims, n_dims, to);
+                                              }}));
   return Resident<TableId>(residents(), id);
 }
 
 Status ModelWeights::LoadNorms(int layer_idx) {
   LayerWeights& layer = layers_[layer_idx];
+  const int whole_idx = held_names_.LayerOf(whole_idx);
   const int64_t hidden = config_.hidden_dim, head_dim = config_.head_dim;
-  KVL_ASSIGN_OR_RETURN(layer.attn_norm, ReadNorm(names_.attn_norm(layer_idx), hidden));
+  KVL_ASSIGN_OR_RETURN(layer.attn_norm, ReadNorm(names_.attn_norm(whole_idx), hidden));
   if (!config_.shared_norm) {
-    KVL_ASSIGN_OR_RETURN(layer.ffn_norm, ReadNorm(names_.ffn_norm(layer_idx), hidden));
+    KVL_ASSIGN_OR_RETURN(layer.ffn_norm, ReadNorm(names_.ffn_norm(whole_idx), hidden));
   }
   if (config_.norms.of_qk) {
     KVL_ASSIGN_OR_RETURN(layer.q_norm,
-                         ReadNorm(names_.q_norm(layer_idx), head_dim, config_.query_scale));
-    KVL_ASSIGN_OR_RETURN(layer.k_norm, ReadNorm(names_.k_norm(layer_idx), head_dim));
+                         ReadNorm(names_.q_norm(whole_idx), head_dim, config_.query_scale));
+    KVL_ASSIGN_OR_RETURN(layer.k_norm, ReadNorm(names_.k_norm(whole_idx), head_dim));
   }
   if (config_.norms.of_outputs) {
-    KVL_ASSIGN_OR_RETURN(layer.attn_out_norm, ReadNorm(names_.attn_out_norm(layer_idx), hidden));
-    KVL_ASSIGN_OR_RETURN(layer.ffn_out_norm, ReadNorm(names_.ffn_out_norm(layer_idx), hidden));
+    KVL_ASSIGN_OR_RETURN(layer.attn_out_norm, ReadNorm(names_.attn_out_norm(whole_idx), hidden));
+    KVL_ASSIGN_OR_RETURN(layer.ffn_out_norm, ReadNorm(names_.ffn_out_norm(whole_idx), hidden));
   }
   return OkStatus();
 }
@@ -140,19 +158,20 @@ Status ModelWeights::LoadNorms(int layer_idx) {
 Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   LayerWeights& layer = layers_[layer_idx];
   KVL_RETURN_IF_ERROR(LoadNorms(layer_idx));
-  const std::vector<Projection> qk = names_.qk(layer_idx);
+  const std::vector<Projection> qk = held_names_.qk(layer_idx);
   KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, types_, residents(), pool));
   if (config_.biases.qkv) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> bias, ReadBiases(qk));
     KVL_ASSIGN_OR_RETURN(layer.qk_bias, Upload(std::move(bias)));
   }
-  const std::vector<Projection> mlp_in = names_.mlp_in(layer_idx);
-  const Projection down = names_.mlp_out(layer_idx);
+  const std::vector<Projection> mlp_in = held_names_.mlp_in(layer_idx);
+  const Projection down = held_names_.mlp_out(layer_idx);
   KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, types_, residents(), pool));
   KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, types_, residents(), pool));
   if (config_.biases.mlp) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> of_in, ReadBiases(mlp_in));
     KVL_ASSIGN_OR_RETURN(layer.mlp_in_bias, Upload(std::move(of_in)));
+    if (!shard_.adds_biases()) return OkStatus();
     KVL_ASSIGN_OR_RETURN(std::vector<float> of_down, reader_.Bias(down));
     KVL_ASSIGN_OR_RETURN(layer.down_bias, Upload(std::move(of_down)));
   }
@@ -186,11 +205,11 @@ StatusOr<std::vector<float>> ModelWeights::ReadBiases(const std::vector<Projecti
 
 StatusOr<ModelWeights::ValueBiases> ModelWeights::ReadValueBiases(int layer_idx) {
   ValueBiases biases;
-  if (config_.biases.o) {
-    KVL_ASSIGN_OR_RETURN(biases.o, reader_.Bias(names_.o(layer_idx)));
+  if (config_.biases.o && shard_.adds_biases()) {
+    KVL_ASSIGN_OR_RETURN(biases.o, reader_.Bias(held_names_.o(layer_idx)));
   }
   if (config_.biases.qkv) {
-    KVL_ASSIGN_OR_RETURN(biases.v, reader_.Bias(names_.v(layer_idx)));
+    KVL_ASSIGN_OR_RETURN(biases.v, reader_.Bias(held_names_.v(layer_idx)));
   }
   return biases;
 }
@@ -198,8 +217,8 @@ StatusOr<ModelWeights::ValueBiases> ModelWeights::ReadValueBiases(int layer_idx)
 StatusOr<ValueProjection> ModelWeights::WholeValues(int layer_idx, ThreadPool* pool) {
   ValueProjection p;
   KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
-  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({names_.v(layer_idx)}, types_, residents(), pool));
-  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, types_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(p.v, reader_.Pack({held_names_.v(layer_idx)}, types_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({held_names_.o(layer_idx)}, types_, residents(), pool));
   KVL_ASSIGN_OR_RETURN(p.v_bias, Upload(std::move(biases.v)));
   KVL_ASSIGN_OR_RETURN(p.o_bias, Upload(std::move(biases.o)));
   return p;
@@ -221,13 +240,13 @@ StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelB
   ValueProjection p;
   KVL_ASSIGN_OR_RETURN(ValueBiases biases, ReadValueBiases(layer_idx));
   const int64_t v_rows = v_offset.back(), hidden = c.hidden_dim;
-  const WeightType v_type = FoldedType(names_.v(layer_idx));
+  const WeightType v_type = FoldedType(held_names_.v(layer_idx));
   KVL_ASSIGN_OR_RETURN(p.v, Weight::Create(residents(), v_rows, hidden, v_type));
   if (KeepsOutputs(basis)) {
-    KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({names_.o(layer_idx)}, types_, residents(), pool));
+    KVL_ASSIGN_OR_RETURN(p.o, reader_.Pack({held_names_.o(layer_idx)}, types_, residents(), pool));
   } else {
     KVL_ASSIGN_OR_RETURN(p.o, Weight::Create(residents(), hidden, v_rows * c.gqa_group(),
-                                             FoldedType(names_.o(layer_idx))));
+                                             FoldedType(held_names_.o(layer_idx))));
   }
   KVL_RETURN_IF_ERROR(FoldValueRows(layer_idx, basis, v_offset, pool, &p, &biases));
   KVL_RETURN_IF_ERROR(FoldOutputColumns(layer_idx, basis, v_offset, pool, &p, &biases));
@@ -277,7 +296,7 @@ Status ModelWeights::FoldValueRows(int layer_idx, const ModelBasis& basis,
     }
     biases->v = std::move(folded);
   }
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v, reader_.Matrix(names_.v(layer_idx)));
+  KVL_ASSIGN_OR_RETURN(const std::vector<float> w_v, reader_.Matrix(held_names_.v(layer_idx)));
   std::vector<float> folded(v_rows * hidden);
   pool->Run([&](int worker_id) {
     const Range columns = ShareOf(hidden, 64, worker_id, pool->n_workers());
@@ -308,7 +327,7 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
   const int n_joined = HeadsPerMap(basis.keys);
   if (HasValueOffset(basis, layer_idx)) biases->o.resize(config_.hidden_dim);
   return reader_.ForRowGroups(
-      names_.o(layer_idx), pool, [&](int64_t first, int64_t n, const float* rows) {
+      held_names_.o(layer_idx), pool, [&](int64_t first, int64_t n, const float* rows) {
         std::vector<float> folded(is_folded ? n * o_columns : 0);
         const ConstMap from(rows, n, o_full);
         Eigen::Map<RowMatrix> to(folded.data(), is_folded ? n : 0, o_columns);
@@ -334,8 +353,12 @@ Status ModelWeights::FoldOutputColumns(int layer_idx, const ModelBasis& basis,
 }
 
 StatusOr<std::vector<float>> ModelWeights::QkMatrix(int layer_idx) {
+  return Stacked(names_.qk(layer_idx));
+}
+
+StatusOr<std::vector<float>> ModelWeights::Stacked(const std::vector<Projection>& parts) {
   std::vector<float> w;
-  for (const Projection& part : names_.qk(layer_idx)) {
+  for (const Projection& part : parts) {
     KVL_ASSIGN_OR_RETURN(const std::vector<float> rows, reader_.Matrix(part));
     w.insert(w.end(), rows.begin(), rows.end());
   }
@@ -347,6 +370,7 @@ EmbedPlan ModelWeights::PlanEmbedding(std::span<const TokenPlace> tokens,
   return {.tokens = tokens,
           .tied_words = embedding_.id().is_null() ? lm_head_.id() : WeightId(),
           .words = embedding_.id(),
+          .held_words = shard_.words,
           .scale = config_.embedding_scale,
           .positions = position_embedding_.id(),
           .n_dims = config_.hidden_dim,

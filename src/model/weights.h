@@ -1,4 +1,4 @@
-// The weights of a decoder on a machine, laid out once for its products. The basis axis changes W_V
+// The weights of a decoder, or of a shard of one, on a machine, laid out once for its products. The basis axis changes W_V
 // and W_O, which are folded anew for each spec; everything else is shared by all specs of a
 // process.
 #pragma once
@@ -18,7 +18,9 @@
 #include "machine/machine_buffer.h"
 #include "machine/plans.h"
 #include "model/config.h"
+#include "model/model_shard.h"
 #include "model/number_types.h"
+#include "model/rank_links.h"
 #include "model/stored/weight_reader.h"
 #include "model/tensor_source.h"
 #include "model/weight_names.h"
@@ -66,21 +68,23 @@ using LoadProgress = std::function<void(double fraction)>;
 class ModelWeights {
  public:
   // Reads everything but W_V and W_O into the memory of `machine`; source pages are released as
-  // they are read. kDataLoss names the tensor that is missing, has another shape or is not finite,
+  // they are read. Of a shard (null: the whole model) only what it holds is read. kDataLoss names the tensor that is missing, has another shape or is not finite,
   // kInvalidArgument where the machine has no products of such activations with such weights.
   static StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config,
                                                       const NumberTypes& types,
                                                       std::unique_ptr<TensorSource> source,
                                                       std::shared_ptr<Machine> machine,
-                                                      const LoadProgress& progress = nullptr);
+                                                      const LoadProgress& progress = nullptr,
+                                                      const ModelShard* shard = nullptr);
 
   // Changes how models that are made of these weights from now on decide what merges; none: not at
   // all.
-  void set_dmc(const std::optional<DmcConfig>& dmc) { config_.dmc = dmc; }
+  void set_dmc(const std::optional<DmcConfig>& dmc) { config_.dmc = whole_.dmc = dmc; }
 
   // Gives the memory back that the system keeps for reading the source further.
   void DoneReading() { reader_.DoneWithAll(); }
 
+  // Layers and heads of what follows are counted in the shard, and bases are of its heads.
   // Returns W_V and W_O of one layer, folded with `basis`. Where it is null or leaves the values of
   // the layer as they are, all callers share one copy.
   StatusOr<std::shared_ptr<const ValueProjection>> FoldValues(int layer_idx,
@@ -92,14 +96,21 @@ class ModelWeights {
   StatusOr<QkProjection> FoldQueriesAndKeys(int layer_idx, const ModelBasis& basis,
                                             bool keeps_width, ThreadPool* pool);
 
-  // W_Q and W_K as they are stored, [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first.
+  // W_Q and W_K of the whole model's layer as they are stored, [(n_heads + n_kv_heads) * head_dim,
+  // hidden_dim], Q rows first.
   StatusOr<std::vector<float>> QkMatrix(int layer_idx);
 
   // Plans the rows [n_tokens, hidden_dim] F32 at `out` with which the residual stream begins. Where
   // positions are learned, those of the tokens are below max_seq_len.
   EmbedPlan PlanEmbedding(std::span<const TokenPlace> tokens, const ObjectPlace& out) const;
 
+  // Of what is held here (ConfigOf), and of the whole model.
   const ModelConfig& config() const { return config_; }
+  const ModelConfig& whole_config() const { return whole_; }
+  const ModelShard& shard() const { return shard_; }
+  // What ties the shard to the others; set before models are made.
+  void set_links(const RankLinks& links) { links_ = links; }
+  const RankLinks& links() const { return links_; }
   const NumberTypes& types() const { return types_; }
   const LayerWeights& layer(int layer_idx) const { return layers_[layer_idx]; }
   const NormWeights& final_norm() const { return final_norm_; }
@@ -107,7 +118,8 @@ class ModelWeights {
   const Weight& lm_head() const { return lm_head_; }
   // Stored blocks that were not kept as they are.
   const std::vector<WeightReader::Remade>& remade() const { return reader_.remade(); }
-  // What is read again: W_V and W_O for each basis, and all for analyses (model/weight_grams.h).
+  // What is read again: W_V and W_O for each basis, and all for analyses (model/weight_grams.h),
+  // which are of the whole model whatever is held of it.
   WeightReader& reader() { return reader_; }
   const WeightNames& names() const { return names_; }
 
@@ -117,14 +129,15 @@ class ModelWeights {
     std::vector<float> v, o;
   };
 
-  ModelWeights(const ModelConfig& config, const NumberTypes& types,
+  ModelWeights(const ModelConfig& config, const ModelShard& shard, const NumberTypes& types,
                std::unique_ptr<TensorSource> source, std::shared_ptr<Machine> machine);
   Residents* residents() const { return &machine_->residents(); }
   StatusOr<FloatTable> Upload(std::vector<float> values) const {
     return FloatTable::Make(&machine_->memory(), std::move(values), "a vector of weights");
   }
   Status LoadEmbeddings(ThreadPool* pool);
-  StatusOr<Resident<TableId>> AddTable(const std::string& name, int64_t n_rows);
+  // Of these rows of the table, which are counted from 0 then.
+  StatusOr<Resident<TableId>> AddTable(const std::string& name, int64_t n_rows, Range wanted);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   Status LoadNorms(int layer_idx);
   // Of what a basis is folded into: dense where the matrix has blocks.
@@ -141,17 +154,22 @@ class ModelWeights {
                            ValueProjection* p, ValueBiases* biases);
   // The norm's own weights are multiplied by `scale`.
   StatusOr<NormWeights> ReadNorm(const std::string& tensor, int64_t n_dims, float scale = 1);
-  // Reads the biases of matrices that stand below each other.
+  // Reads matrices, and biases of matrices, that stand below each other.
+  StatusOr<std::vector<float>> Stacked(const std::vector<Projection>& parts);
   StatusOr<std::vector<float>> ReadBiases(const std::vector<Projection>& parts);
 
   std::shared_ptr<Machine> machine_;
+  ModelConfig whole_;
+  ModelShard shard_;
+  RankLinks links_;
   ModelConfig config_;
   NumberTypes types_;
   WeightReader reader_;
-  WeightNames names_;
+  WeightNames names_;      // of the whole model
+  ShardNames held_names_;  // of what is held
   std::vector<LayerWeights> layers_;
-  NormWeights final_norm_;
-  Weight lm_head_;
+  NormWeights final_norm_;  // of the last stage
+  Weight lm_head_;          // of the last stage, and of the first where the embedding is tied to it
   Resident<TableId> embedding_;           // none where it is tied to lm_head_
   Resident<TableId> position_embedding_;  // with learned positions
   // By a hash of the maps that were folded in. It has 64 bits, so two of a thousand maps agree in

@@ -67,7 +67,7 @@ StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
   if (output_grams_.empty()) {
     KVL_ASSIGN_OR_RETURN(output_grams_, source_->OutputGrams());
     KVL_ASSIGN_OR_RETURN(value_biases_, source_->ValueBiases());
-    key_biases_ = source_->KeyBiases();
+    KVL_ASSIGN_OR_RETURN(key_biases_, source_->KeyBiases());
   }
   BasisInputs inputs = {.statistics = &statistics,
                         .output_grams = output_grams_,

@@ -69,7 +69,7 @@ class PlanSource {
   virtual StatusOr<std::vector<std::vector<double>>> KeyGrams(int n_joined) = 0;
   virtual StatusOr<std::vector<std::vector<double>>> OutputGrams() = 0;
   virtual StatusOr<std::vector<std::vector<float>>> ValueBiases() = 0;
-  virtual std::vector<std::vector<float>> KeyBiases() = 0;
+  virtual StatusOr<std::vector<std::vector<float>>> KeyBiases() = 0;
   virtual ThreadPool* threads() = 0;
 };
 

@@ -78,7 +78,9 @@ class DrawnSource : public PlanSource {
   StatusOr<std::vector<std::vector<float>>> ValueBiases() override {
     return std::vector<std::vector<float>>();
   }
-  std::vector<std::vector<float>> KeyBiases() override { return {}; }
+  StatusOr<std::vector<std::vector<float>>> KeyBiases() override {
+    return std::vector<std::vector<float>>();
+  }
   ThreadPool* threads() override { return nullptr; }
 
   CalibrationStatistics statistics;

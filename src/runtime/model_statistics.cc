@@ -239,7 +239,7 @@ StatusOr<std::vector<std::vector<float>>> ModelStatistics::ValueBiases() {
   return WeightGrams(&workspace_->weights()).ValueBiases();
 }
 
-std::vector<std::vector<float>> ModelStatistics::KeyBiases() {
+StatusOr<std::vector<std::vector<float>>> ModelStatistics::KeyBiases() {
   return WeightGrams(&workspace_->weights()).KeyBiases();
 }
 

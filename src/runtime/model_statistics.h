@@ -37,7 +37,7 @@ class ModelStatistics : public PlanSource {
   StatusOr<std::vector<std::vector<double>>> KeyGrams(int n_joined) override;
   StatusOr<std::vector<std::vector<double>>> OutputGrams() override;
   StatusOr<std::vector<std::vector<float>>> ValueBiases() override;
-  std::vector<std::vector<float>> KeyBiases() override;
+  StatusOr<std::vector<std::vector<float>>> KeyBiases() override;
   ThreadPool* threads() override;
 
  private:

@@ -144,7 +144,7 @@ class MergedCalibration : public ::testing::TestWithParam<const char*>, public P
   StatusOr<std::vector<std::vector<float>>> ValueBiases() override {
     return WeightGrams(weights_.get()).ValueBiases();
   }
-  std::vector<std::vector<float>> KeyBiases() override {
+  StatusOr<std::vector<std::vector<float>>> KeyBiases() override {
     return WeightGrams(weights_.get()).KeyBiases();
   }
   ThreadPool* threads() override { return &threads_; }

@@ -40,7 +40,7 @@ class CalibratedModel : public PlanSource {
   StatusOr<std::vector<std::vector<float>>> ValueBiases() override {
     return WeightGrams(weights_.get()).ValueBiases();
   }
-  std::vector<std::vector<float>> KeyBiases() override {
+  StatusOr<std::vector<std::vector<float>>> KeyBiases() override {
     return WeightGrams(weights_.get()).KeyBiases();
   }
   ThreadPool* threads() override { return threads_; }

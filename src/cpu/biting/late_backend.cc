@@ -66,6 +66,10 @@ void LateBackend::RotateAndMap(const RotatePlan& plan) {
   Late([this, kept, copy = kept->Keep(plan)] { backend_.RotateAndMap(copy); });
 }
 
+void LateBackend::SumOverRanks(const SumPlan& plan) {
+  Late([this, plan] { backend_.SumOverRanks(plan); });
+}
+
 void LateBackend::Append(const AppendPlan& plan) {
   Late([this, plan] { backend_.Append(plan); });
 }

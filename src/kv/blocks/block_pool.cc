@@ -28,7 +28,9 @@ static_assert(kObjectAlignment % kDeviceAlignment == 0);
 
 struct BlockPool::State {
   Device* device = nullptr;
+  int64_t number = 0;  // in the journal
   int64_t budget_bytes = 0;
+  int64_t elsewhere_bytes = 0;  // SetMoreElsewhere
   int64_t used_bytes = 0;
   int64_t aside_bytes = 0;
   int64_t held_bytes = 0;
@@ -137,11 +139,20 @@ void BlockPool::State::Trim(Chunk& chunk) {
 BlockPool::BlockPool(int64_t budget_bytes, Device* device) : state_(std::make_unique<State>()) {
   state_->budget_bytes = budget_bytes;
   state_->device = device;
+  if (journal() != nullptr) state_->number = journal()->PoolMade(this);
 }
 
-BlockPool::~BlockPool() = default;
+BlockPool::~BlockPool() {
+  if (journal() != nullptr) journal()->PoolGone(state_->number);
+}
 
 Device& BlockPool::device() const { return *state_->device; }
+
+void BlockPool::SetMoreElsewhere(int64_t n_bytes) { state_->elsewhere_bytes = n_bytes; }
+
+CacheJournal* BlockPool::journal() const { return state_->device->journal(); }
+
+int64_t BlockPool::number() const { return state_->number; }
 
 ObjectId BlockPool::Allocate(ObjectKind kind, int64_t n_bytes) {
   KVL_CHECK_GT(n_bytes, 0);
@@ -258,12 +269,13 @@ void BlockPool::ReturnAside(int64_t n_bytes) {
 }
 
 bool BlockPool::HasRoomFor(int64_t n_bytes) const {
-  return n_bytes <= state_->budget_bytes - state_->used_bytes - state_->aside_bytes;
+  return n_bytes <= state_->budget_bytes - state_->elsewhere_bytes - state_->used_bytes -
+                        state_->aside_bytes;
 }
 
 PoolUsage BlockPool::usage() const {
   PoolUsage usage;
-  usage.budget_bytes = state_->budget_bytes;
+  usage.budget_bytes = state_->budget_bytes - state_->elsewhere_bytes;
   usage.used_bytes = state_->used_bytes;
   usage.reserved_bytes = state_->held_bytes;
   usage.peak_bytes = state_->peak_bytes;

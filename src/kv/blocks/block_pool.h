@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/status.h"
+#include "kv/blocks/cache_journal.h"
 #include "machine/device.h"
 
 namespace kvlathe {
@@ -88,6 +89,13 @@ class BlockPool {
   // from them. False when there is no room.
   bool SetAside(int64_t n_bytes);
   void ReturnAside(int64_t n_bytes);
+
+  // Says that another machine, whose budget is the same, holds so many bytes more for its parts of
+  // the same caches; the budget is as much smaller here until this is said again.
+  void SetMoreElsewhere(int64_t n_bytes);
+  // The journal of the device, null where there is none, and the number of the pool there.
+  CacheJournal* journal() const;
+  int64_t number() const;
 
   // Whether n more bytes of live objects fit the budget.
   bool HasRoomFor(int64_t n_bytes) const;

@@ -48,6 +48,9 @@ class SequenceCache {
   // `layout` and `pool` outlive the cache, which gives everything back when it is destroyed. It has
   // no copy constructor because a copy may fail (Copy).
   SequenceCache(const CacheLayout* layout, BlockPool* pool);
+  ~SequenceCache();
+  // Of the cache in the journal of its pool, where it has one.
+  int64_t number() const { return number_; }
 
   const CacheLayout& layout() const { return *layout_; }
   // The device whose memory holds the objects.
@@ -107,7 +110,7 @@ class SequenceCache {
 
   // Says that the cache, which nobody extends any more, is only kept to be shared: what nobody else
   // holds counts as PoolUsage::kept_bytes until it is cleared.
-  void SetKept() { objects_.SetKept(true); }
+  void SetKept();
 
   int n_tokens() const { return progress_.n_tokens; }  // positions made writable so far
   // The sum of the sizes of the objects that the sequence holds. Once the run that ends at
@@ -143,7 +146,7 @@ class SequenceCache {
 
   // Says that a step failed for this sequence: its rows mean nothing any more, and it neither grows
   // nor is copied until it is cleared.
-  void SetFailed() { has_failed_ = true; }
+  void SetFailed();
   bool has_failed() const { return has_failed_; }
 
   // What sealing entries again has cost so far. A saved sequence does not hold it.
@@ -190,7 +193,10 @@ class SequenceCache {
   void EnterNewEntries(int64_t n_after);
   StatusOr<std::unique_ptr<SequenceCache>> Share(const PrefixPlace& place, bool to_write) const;
 
+  CacheJournal* journal() const { return objects_.pool()->journal(); }
+
   const CacheLayout* layout_;
+  int64_t number_ = 0;
   SequenceProgress progress_;
   KeptEntries kept_;        // where the last step ended at a prune point that drops entries
   bool must_seal_ = false;  // the last step ended runs, or may have

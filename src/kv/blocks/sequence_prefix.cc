@@ -145,14 +145,23 @@ StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Share(const PrefixPlace&
 
 StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Keep(const PrefixPlace& place) {
   KVL_ASSIGN_OR_RETURN(std::unique_ptr<SequenceCache> kept, Share(place, /*to_write=*/false));
-  if (!must_seal_ || objects_.SetRoomAsideForShared(progress_)) return kept;
+  if (!must_seal_ || objects_.SetRoomAsideForShared(progress_)) {
+    if (journal() != nullptr) {
+      journal()->Shared(number_, kept->number_, place, CacheJournal::Sharing::kKeep);
+    }
+    return kept;
+  }
   return Error(StatusCode::kResourceExhausted,
                "KV cache full: no room to seal {} positions beside those that are shared",
                n_tokens());
 }
 
 StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Fork(const PrefixPlace& place) const {
-  return Share(place, /*to_write=*/true);
+  KVL_ASSIGN_OR_RETURN(std::unique_ptr<SequenceCache> fork, Share(place, /*to_write=*/true));
+  if (journal() != nullptr) {
+    journal()->Shared(number_, fork->number_, place, CacheJournal::Sharing::kFork);
+  }
+  return fork;
 }
 
 }  // namespace kvlathe

@@ -31,6 +31,7 @@ class PlanRecorder : public Backend {
     rotation = plan;
     turns.assign(plan.heads.begin(), plan.heads.end());
   }
+  void SumOverRanks(const SumPlan& plan) override { sums.push_back(plan); }
   StatusOr<StepReport> Finish() override { return std::exchange(report, {}); }
   void Append(const AppendPlan& plan) override { append = plan; }
   void Attend(std::span<const HeadJob> new_jobs, float, Schedule) override {
@@ -70,6 +71,7 @@ class PlanRecorder : public Backend {
   std::vector<HeadProductsPlan::Head> head_products;
   std::vector<NormPlan> norms;
   std::vector<GatePlan> gates;
+  std::vector<SumPlan> sums;
   RotatePlan rotation;
   std::vector<HeadTurn> turns;
   AppendPlan append;

@@ -74,20 +74,29 @@ Status ReadOutputsStep::Run(ForwardState* state) {
   return OkStatus();
 }
 
-void AddToStream(const Layer& layer, const Weight& w, const FloatTable& bias, const ObjectPlace& x,
-                 const NormWeights& norm, ForwardState* state) {
+void AddToStream(const Layer& layer, const StreamProduct& p, ForwardState* state) {
   Activations& a = *state->activations;
   const bool is_normalised = layer.config->norms.of_outputs;
-  const ObjectPlace to = is_normalised ? a.added.place() : a.hidden.place();
-  ProductPlan product = ProductOf(w, bias, a.n_tokens, x, a.types.activations, to);
-  product.accumulate = !is_normalised;
+  const bool is_apart = is_normalised || layer.is_parted;
+  // Products that are normalised one by one are summed one by one.
+  const bool shares_sum = layer.is_parted && !is_normalised;
+  const ObjectPlace to = is_apart ? a.added.place() : a.hidden.place();
+  ProductPlan product = ProductOf(p.w, p.bias, a.n_tokens, p.x, a.types.activations, to);
+  product.accumulate = !is_apart || (shares_sum && !p.begins_sum);
   {
     const ScopedTimer timer(&state->profile->linear);
     state->backend->Project(product);
   }
+  if (!is_apart || (shares_sum && !p.ends_sum)) return;
+  if (layer.is_parted) {
+    const ScopedTimer timer(&state->profile->messages);
+    state->backend->SumOverRanks({.x = to,
+                                  .n_numbers = a.n_tokens * layer.config->hidden_dim,
+                                  .added_to = is_normalised ? ObjectPlace() : a.hidden.place()});
+  }
   if (!is_normalised) return;
   const ScopedTimer timer(&state->profile->other);
-  NormPlan plan = NormOf(*layer.config, norm, to, a.n_tokens, layer.config->hidden_dim);
+  NormPlan plan = NormOf(*layer.config, p.norm, to, a.n_tokens, layer.config->hidden_dim);
   plan.bias = {};  // these norms take no mean off, whatever the others do
   plan.out = to;
   plan.added_to = a.hidden.place();
@@ -97,8 +106,13 @@ void AddToStream(const Layer& layer, const Weight& w, const FloatTable& bias, co
 Status OutputStep::Run(ForwardState* state) {
   Activations& a = *state->activations;
   const MachineBuffer& outputs = layer_.rows.maps_outputs() ? a.outputs : a.attended;
-  AddToStream(layer_, layer_.values->o, layer_.values->o_bias, outputs.place(),
-              layer_.weights->attn_out_norm, state);
+  AddToStream(layer_,
+              {.w = layer_.values->o,
+               .bias = layer_.values->o_bias,
+               .x = outputs.place(),
+               .norm = layer_.weights->attn_out_norm,
+               .ends_sum = !layer_.config->parallel_block},
+              state);
   return OkStatus();
 }
 
@@ -119,7 +133,13 @@ Status FeedForwardStep::Run(ForwardState* state) {
                           .out_type = a.types.activations,
                           .out = a.gated.place()});
   }
-  AddToStream(layer_, w.down, w.down_bias, a.gated.place(), w.ffn_out_norm, state);
+  AddToStream(layer_,
+              {.w = w.down,
+               .bias = w.down_bias,
+               .x = a.gated.place(),
+               .norm = w.ffn_out_norm,
+               .begins_sum = !layer_.config->parallel_block},
+              state);
   return OkStatus();
 }
 

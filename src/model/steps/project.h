@@ -30,9 +30,21 @@ class ReadOutputsStep : public LayerStep {
   std::vector<HeadProductsPlan::Head> heads_;
 };
 
-// Adds x W^T + bias to the residual stream, normalised with `norm` first if the model says so.
-void AddToStream(const Layer& layer, const Weight& w, const FloatTable& bias, const ObjectPlace& x,
-                 const NormWeights& norm, ForwardState* state);
+// What a product adds to the residual stream.
+struct StreamProduct {
+  const Weight& w;
+  const FloatTable& bias;
+  ObjectPlace x;
+  const NormWeights& norm;
+  // Where a layer is parted among ranks and its products are summed together (a parallel block):
+  // whether this one begins the sum, and whether it ends it.
+  bool begins_sum = true;
+  bool ends_sum = true;
+};
+
+// Adds x W^T + bias to the residual stream, summed over the ranks that hold parts of W and
+// normalised with `norm` first if the model says so.
+void AddToStream(const Layer& layer, const StreamProduct& product, ForwardState* state);
 
 // Multiplies what attention put out with W_O and adds it to the residual stream.
 class OutputStep : public LayerStep {

@@ -31,7 +31,7 @@ TEST_F(SealStepTest, RunsOfAllSequencesAreSealedTogether) {
   BeginBoth();
   ASSERT_TRUE(SealStep(&layer).Run(&state).ok());
   EXPECT_EQ(backend.n_seals, 1);
-  EXPECT_TRUE(sequences.FirstFailure().ok());
+  EXPECT_TRUE(sequences.failures().front().ok());
   for (const SequenceCache* cache : {&bad, &good}) {
     EXPECT_FALSE(cache->must_seal());
     ASSERT_EQ(cache->head(0, 1).runs().size(), 1u);

@@ -8,25 +8,48 @@
 namespace kvlathe {
 namespace {
 
-// Looks at all of it, on the workers of `pool` where there is one: they bring in a mapped file's
-// pages.
-Status CheckFinite(const std::string& name, const StoredTensor& tensor, ThreadPool* pool) {
+// Looks at these elements, on the workers of `pool` where there is one: they bring in a mapped
+// file's pages.
+bool AreFinite(const StoredTensor& tensor, Range elements, ThreadPool* pool) {
   constexpr int64_t kStep = int64_t{1} << 16;  // elements: whole blocks of every type
-  const int64_t n = tensor.n_elements();
+  const int64_t n = elements.end - elements.begin;
   std::atomic<bool> is_finite = true;
-  const auto check = [&](Range elements) {
-    if (!tensor.IsFinite(elements.begin, elements.end - elements.begin)) is_finite = false;
+  const auto check = [&](Range share) {
+    if (!tensor.IsFinite(elements.begin + share.begin, share.end - share.begin)) is_finite = false;
   };
   if (pool == nullptr) {
     check({0, n});
   } else {
     pool->Run([&](int worker_id) { check(ShareOf(n, kStep, worker_id, pool->n_workers())); });
   }
-  if (is_finite) return OkStatus();
+  return is_finite;
+}
+
+Status NotFinite(const std::string& name) {
   return Error(
       StatusCode::kDataLoss,
       "tensor '{}' holds values that are not finite (NaN or infinity); download the model again",
       name);
+}
+
+// Of what a projection wants: whole rows are looked at even where only some of their columns are
+// wanted, since they share pages and blocks.
+bool IsWantedFinite(const StoredTensor& tensor, const Projection& p, ThreadPool* pool) {
+  if (p.is_transposed) return AreFinite(tensor, {0, tensor.n_elements()}, pool);
+  Range rows = {p.n_stored, 0};
+  for (const Projection::Run& run : p.runs) {
+    if (run.n == 0) continue;
+    rows.begin = std::min(rows.begin, run.begin);
+    rows.end = std::max(rows.end, run.begin + run.n);
+  }
+  const bool are_scattered = std::ssize(p.runs) > 1 && 2 * p.n_out() < rows.end - rows.begin;
+  if (!are_scattered) {
+    return rows.begin >= rows.end ||
+           AreFinite(tensor, {rows.begin * p.n_in, rows.end * p.n_in}, pool);
+  }
+  return std::ranges::all_of(p.runs, [&](const Projection::Run& run) {
+    return AreFinite(tensor, {run.begin * p.n_in, (run.begin + run.n) * p.n_in}, pool);
+  });
 }
 
 // Calls fn(stored_begin, n, offset) for the stored pieces of rows [rows.begin, rows.end), offset
@@ -45,16 +68,19 @@ void ForPieces(const Projection& projection, Range rows, const F& fn) {
 }  // namespace
 
 StatusOr<StoredTensor> WeightReader::Checked(const std::string& name,
-                                             const std::vector<int64_t>& shape, ThreadPool* pool) {
+                                             const std::vector<int64_t>& shape) {
   KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, source_->Get(name, shape));
-  KVL_RETURN_IF_ERROR(CheckFinite(name, tensor, pool));
+  if (!AreFinite(tensor, {0, tensor.n_elements()}, nullptr)) return NotFinite(name);
   return tensor;
 }
 
 StatusOr<StoredTensor> WeightReader::Open(const Projection& p, ThreadPool* pool) {
   const std::string name = p.tensor + ".weight";
-  return p.is_transposed ? Checked(name, {p.n_in, p.n_stored}, pool)
-                         : Checked(name, {p.n_stored, p.n_in}, pool);
+  const std::vector<int64_t> shape = p.is_transposed ? std::vector<int64_t>{p.n_in, p.n_stored}
+                                                     : std::vector<int64_t>{p.n_stored, p.n_in};
+  KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, source_->Get(name, shape));
+  if (!IsWantedFinite(tensor, p, pool)) return NotFinite(name);
+  return tensor;
 }
 
 StatusOr<std::vector<float>> WeightReader::Vector(const std::string& name, int64_t n) {
@@ -77,23 +103,34 @@ StatusOr<std::vector<float>> WeightReader::Bias(const Projection& projection) {
 
 void WeightReader::CopyRows(const StoredTensor& tensor, const Projection& p, Range rows,
                             float* out) {
+  const int64_t n_columns = p.n_columns(), first_in = p.first_in();
   ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
-    float* to = out + offset * p.n_in;
-    if (!p.is_transposed) {
+    float* to = out + offset * n_columns;
+    if (p.is_transposed) {
+      std::vector<float> line(n);  // one input of n outputs
+      for (int64_t i = 0; i < n_columns; ++i) {
+        tensor.Read((first_in + i) * p.n_stored + stored, n, line.data());
+        for (int64_t r = 0; r < n; ++r) to[r * n_columns + i] = line[r];
+      }
+    } else if (n_columns == p.n_in) {
       tensor.Read(stored * p.n_in, n * p.n_in, to);
-      return;
-    }
-    std::vector<float> line(n);  // one input of n outputs
-    for (int64_t i = 0; i < p.n_in; ++i) {
-      tensor.Read(i * p.n_stored + stored, n, line.data());
-      for (int64_t r = 0; r < n; ++r) to[r * p.n_in + i] = line[r];
+    } else if (!tensor.blocks.has_value()) {
+      for (int64_t r = 0; r < n; ++r) {
+        tensor.Read((stored + r) * p.n_in + first_in, n_columns, to + r * n_columns);
+      }
+    } else {  // whole blocks are read
+      std::vector<float> row(p.n_in);
+      for (int64_t r = 0; r < n; ++r) {
+        tensor.Read((stored + r) * p.n_in, p.n_in, row.data());
+        std::copy_n(row.begin() + first_in, n_columns, to + r * n_columns);
+      }
     }
   });
 }
 
 StatusOr<std::vector<float>> WeightReader::Matrix(const Projection& projection) {
   KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(projection));
-  std::vector<float> values(projection.n_out() * projection.n_in);
+  std::vector<float> values(projection.n_out() * projection.n_columns());
   CopyRows(tensor, projection, {0, projection.n_out()}, values.data());
   source_->Done(tensor);
   return values;
@@ -105,9 +142,10 @@ void WeightReader::PackRows(const StoredTensor& tensor, const Projection& p, Ran
       WeightTypeOf(*tensor.blocks) == matrix->type()) {
     const GgmlLayout& layout = LayoutOf(*tensor.blocks);
     const int64_t row_bytes = p.n_in / layout.block_values * layout.block_bytes;
+    const int64_t offset_in_row = p.first_in() / layout.block_values * layout.block_bytes;
     ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
-      matrix->WriteBlocks(first_out + rows.begin + offset, n, tensor.data + stored * row_bytes,
-                          row_bytes);
+      matrix->WriteBlocks(first_out + rows.begin + offset, n,
+                          tensor.data + stored * row_bytes + offset_in_row, row_bytes);
     });
     return;
   }
@@ -115,14 +153,14 @@ void WeightReader::PackRows(const StoredTensor& tensor, const Projection& p, Ran
   const bool has_whole_runs = std::ssize(p.runs) * 64 <= std::max<int64_t>(p.n_out(), 64);
   if (!p.is_transposed && !tensor.blocks.has_value() && has_whole_runs &&
       !HasBlocks(matrix->type())) {
-    const int64_t row_bytes = p.n_in * SizeOf(tensor.dtype);
+    const int64_t element = SizeOf(tensor.dtype), row_bytes = p.n_in * element;
     ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
       matrix->WriteRows(first_out + rows.begin + offset, n, tensor.dtype,
-                        tensor.data + stored * row_bytes, p.n_in);
+                        tensor.data + stored * row_bytes + p.first_in() * element, p.n_in);
     });
     return;
   }
-  std::vector<float> values(64 * p.n_in);
+  std::vector<float> values(64 * p.n_columns());
   for (int64_t first = rows.begin; first < rows.end; first += 64) {
     const int64_t n = std::min<int64_t>(64, rows.end - first);
     CopyRows(tensor, p, {first, first + n}, values.data());
@@ -130,23 +168,35 @@ void WeightReader::PackRows(const StoredTensor& tensor, const Projection& p, Ran
   }
 }
 
+namespace {
+
+// Whether no block lies across the first or last of the wanted inputs.
+bool WantsWholeBlocks(const Projection& p, GgmlType blocks) {
+  const int64_t n = LayoutOf(blocks).block_values;
+  return p.first_in() % n == 0 && p.n_columns() % n == 0;
+}
+
+}  // namespace
+
 WeightType WeightReader::TypeOf(const std::vector<Projection>& parts,
                                 const NumberTypes& types) const {
-  const int64_t n_in = parts.front().n_in;
+  const int64_t n_columns = parts.front().n_columns();
   std::optional<WeightType> kept;
   bool is_mixed = false, has_blocks = false;
   for (const Projection& part : parts) {
     const std::optional<GgmlType> blocks = source_->BlocksOf(part.tensor + ".weight");
     has_blocks |= blocks.has_value();
     std::optional<WeightType> of_part;
-    if (blocks.has_value() && !part.is_transposed) of_part = WeightTypeOf(*blocks);
+    if (blocks.has_value() && !part.is_transposed && WantsWholeBlocks(part, *blocks)) {
+      of_part = WeightTypeOf(*blocks);
+    }
     if (&part == parts.data()) kept = of_part;
     is_mixed |= of_part != kept;
   }
   const WeightType dense = types.dense_weights();
-  if (!types.keeps_blocks || !has_blocks) return FittingType(types.weights, n_in, dense);
+  if (!types.keeps_blocks || !has_blocks) return FittingType(types.weights, n_columns, dense);
   if (kept.has_value() && !is_mixed) return *kept;
-  return FittingType(WeightType::kQ8_0, n_in, dense);
+  return FittingType(WeightType::kQ8_0, n_columns, dense);
 }
 
 void WeightReader::Count(const StoredTensor& tensor, const Projection& part, WeightType type) {
@@ -156,7 +206,7 @@ void WeightReader::Count(const StoredTensor& tensor, const Projection& part, Wei
   if (found == remade_.end()) found = remade_.insert(found, Remade{*tensor.blocks, type});
   ++found->n_matrices;
   found->stored_bytes += tensor.n_bytes;
-  const int64_t n_values = part.n_out() * part.n_in;
+  const int64_t n_values = part.n_out() * part.n_columns();
   if (!HasBlocks(type)) {
     found->bytes += n_values * (type == WeightType::kF32 ? 4 : 2);
     return;
@@ -170,7 +220,7 @@ StatusOr<Weight> WeightReader::Pack(const std::vector<Projection>& parts, const 
   const WeightType type = TypeOf(parts, types);
   int64_t n_out = 0;
   for (const Projection& part : parts) n_out += part.n_out();
-  KVL_ASSIGN_OR_RETURN(Weight matrix, Weight::Create(residents, n_out, parts.front().n_in, type));
+  KVL_ASSIGN_OR_RETURN(Weight matrix, Weight::Create(residents, n_out, parts.front().n_columns(), type));
   int64_t first_out = 0;
   for (const Projection& part : parts) {
     KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(part, pool));
@@ -189,8 +239,11 @@ StatusOr<Weight> WeightReader::Pack(const std::vector<Projection>& parts, const 
 }
 
 StatusOr<StoredTensor> WeightReader::Table(const std::string& name, int64_t n_rows,
-                                           int64_t n_columns) {
-  KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Checked(name, {n_rows, n_columns}));
+                                           int64_t n_columns, Range wanted) {
+  KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, source_->Get(name, {n_rows, n_columns}));
+  if (!AreFinite(tensor, {wanted.begin * n_columns, wanted.end * n_columns}, nullptr)) {
+    return NotFinite(name);
+  }
   if (source_->is_mapped()) source_->Done(tensor);
   return tensor;
 }

@@ -27,7 +27,7 @@ class WeightReader {
   StatusOr<std::vector<float>> Vector(const std::string& name, int64_t n);
   // The bias of a projection's channels.
   StatusOr<std::vector<float>> Bias(const Projection& projection);
-  // Its matrix, [n_out, n_in] row-major.
+  // Its matrix, [n_out, n_columns] row-major.
   StatusOr<std::vector<float>> Matrix(const Projection& projection);
   // Parts below each other from row 0 of a new matrix among `residents` on, of the type that
   // TypeOf names.
@@ -45,8 +45,10 @@ class WeightReader {
     int64_t bytes = 0;
   };
   const std::vector<Remade>& remade() const { return remade_; }
-  // A stored [n_rows, n_columns] table that stays readable as long as the reader lives.
-  StatusOr<StoredTensor> Table(const std::string& name, int64_t n_rows, int64_t n_columns);
+  // A stored [n_rows, n_columns] table, of which the wanted rows stay readable as long as the
+  // reader lives.
+  StatusOr<StoredTensor> Table(const std::string& name, int64_t n_rows, int64_t n_columns,
+                               Range wanted);
 
   // Calls fn(first_row, n_rows, rows) for all rows of a projection's matrix, as floats, at most 64
   // at a time, on the workers; first_row is a multiple of 64.
@@ -55,7 +57,7 @@ class WeightReader {
     KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(projection, pool));
     pool->Run([&](int worker_id) {
       const Range rows = ShareOf(projection.n_out(), 64, worker_id, pool->n_workers());
-      std::vector<float> values(rows.begin == rows.end ? 0 : 64 * projection.n_in);
+      std::vector<float> values(rows.begin == rows.end ? 0 : 64 * projection.n_columns());
       for (int64_t first = rows.begin; first < rows.end; first += 64) {
         const int64_t n = std::min<int64_t>(64, rows.end - first);
         CopyRows(tensor, projection, {first, first + n}, values.data());
@@ -67,9 +69,8 @@ class WeightReader {
   }
 
  private:
-  // On the workers of `pool` where there is one.
-  StatusOr<StoredTensor> Checked(const std::string& name, const std::vector<int64_t>& shape,
-                                 ThreadPool* pool = nullptr);
+  StatusOr<StoredTensor> Checked(const std::string& name, const std::vector<int64_t>& shape);
+  // Checks what is wanted of it, on the workers of `pool` where there is one.
   StatusOr<StoredTensor> Open(const Projection& projection, ThreadPool* pool = nullptr);
   // Rows [rows.begin, rows.end) of the projection's matrix as floats.
   static void CopyRows(const StoredTensor& tensor, const Projection& projection, Range rows,

@@ -1,0 +1,139 @@
+#include "model/model_shard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace kvlathe {
+namespace {
+
+// Part `idx` of n things in n_parts, the first parts having more.
+Range EvenPart(int64_t n, int n_parts, int idx) {
+  const int64_t least = n / n_parts, n_larger = n % n_parts;
+  const auto begin = [&](int64_t i) { return i * least + std::min(i, n_larger); };
+  return {begin(idx), begin(idx + 1)};
+}
+
+// Cuts n columns so that with what ranks have already, in units of a column, all have about the
+// same. Cuts are multiples of the largest step that leaves each rank several of them, so that
+// blocks of quantised weights stay whole.
+std::vector<Range> BalancedColumns(int64_t n, const std::vector<double>& already) {
+  const auto n_ranks = static_cast<int64_t>(already.size());
+  int64_t step = 1;
+  for (const int64_t larger : {256, 128, 64, 32, 16}) {
+    if (n % larger != 0 || n / larger < 4 * n_ranks) continue;
+    step = larger;
+    break;
+  }
+  double total = static_cast<double>(n);
+  for (const double had : already) total += had;
+  const double share = total / static_cast<double>(n_ranks);
+  std::vector<Range> parts;
+  int64_t begin = 0;
+  double wanted = 0;
+  for (int64_t r = 0; r < n_ranks; ++r) {
+    wanted += share - already[r];
+    const int64_t least = begin + step, most = n - (n_ranks - 1 - r) * step;
+    int64_t end = std::lround(wanted / static_cast<double>(step)) * step;
+    end = r + 1 == n_ranks ? n : std::clamp(end, std::min(least, most), most);
+    parts.push_back({begin, end});
+    begin = end;
+  }
+  return parts;
+}
+
+}  // namespace
+
+ModelShard WholeModel(const ModelConfig& model) {
+  return {.layers = {0, model.n_layers},
+          .kv_heads = {0, model.n_kv_heads},
+          .ffn_columns = {0, model.ffn_dim},
+          .words = {0, model.vocab_size}};
+}
+
+StatusOr<ModelShard> ShardOf(const ModelConfig& model, const RankGrid& grid, int rank) {
+  const int n_tensor = grid.n_tensor_ranks;
+  if (n_tensor < 1 || grid.n_stages < 1 || rank < 0 || rank >= grid.n_ranks()) {
+    return Error(StatusCode::kInvalidArgument, "rank {} is none of {} stages of {} ranks", rank,
+                 grid.n_stages, n_tensor);
+  }
+  if (n_tensor > model.n_kv_heads) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--tp {}: the model has {} KV heads, and each rank takes at least one; choose "
+                 "--tp {} or less, and --pp for more ranks",
+                 n_tensor, model.n_kv_heads, model.n_kv_heads);
+  }
+  if (grid.n_stages > model.n_layers) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--pp {}: the model has {} layers, and each stage takes at least one; choose "
+                 "--pp {} or less",
+                 grid.n_stages, model.n_layers, model.n_layers);
+  }
+  ModelShard shard = WholeModel(model);
+  shard.grid = grid;
+  shard.tensor_rank = rank % n_tensor;
+  shard.stage = rank / n_tensor;
+  shard.layers = EvenPart(model.n_layers, grid.n_stages, shard.stage);
+  if (n_tensor == 1) return shard;
+  shard.kv_heads = EvenPart(model.n_kv_heads, n_tensor, shard.tensor_rank);
+  // Weights of the attention of a KV head, in columns of the feed-forward part.
+  const double of_head = 2.0 * (model.gqa_group() + 1) * model.head_dim / (model.has_gate() ? 3 : 2);
+  std::vector<double> of_ranks;
+  for (int r = 0; r < n_tensor; ++r) {
+    const Range heads = EvenPart(model.n_kv_heads, n_tensor, r);
+    of_ranks.push_back(of_head * static_cast<double>(heads.end - heads.begin));
+  }
+  shard.ffn_columns = BalancedColumns(model.ffn_dim, of_ranks)[shard.tensor_rank];
+  shard.words =
+      BalancedColumns(model.vocab_size, std::vector<double>(n_tensor))[shard.tensor_rank];
+  return shard;
+}
+
+ModelConfig ConfigOf(const ModelConfig& model, const ModelShard& shard) {
+  const auto size = [](Range r) { return static_cast<int>(r.end - r.begin); };
+  ModelConfig config = model;
+  config.n_layers = size(shard.layers);
+  config.n_kv_heads = size(shard.kv_heads);
+  config.n_heads = config.n_kv_heads * model.gqa_group();
+  config.ffn_dim = size(shard.ffn_columns);
+  std::vector<int>& kinds = config.attention.kind_of_layer;
+  if (!kinds.empty()) {
+    kinds = std::vector<int>(kinds.begin() + shard.layers.begin, kinds.begin() + shard.layers.end);
+  }
+  return config;
+}
+
+Projection ShardNames::output_head() const {
+  return TakeRows({names_.output_head()}, {{shard_.words}}).front();
+}
+
+std::vector<Projection> ShardNames::qk(int layer_idx) const {
+  const int64_t n_query_rows = int64_t{whole_.n_heads} * whole_.head_dim;
+  return TakeRows(names_.qk(LayerOf(layer_idx)),
+                  {{RowsOf(0, QueryHeads()), RowsOf(n_query_rows, shard_.kv_heads)}});
+}
+
+Projection ShardNames::v(int layer_idx) const {
+  return TakeRows({names_.v(LayerOf(layer_idx))}, {{RowsOf(0, shard_.kv_heads)}}).front();
+}
+
+Projection ShardNames::o(int layer_idx) const {
+  Projection o = names_.o(LayerOf(layer_idx));
+  if (!shard_.has_whole_layers()) o.inputs = RowsOf(0, QueryHeads());
+  return o;
+}
+
+std::vector<Projection> ShardNames::mlp_in(int layer_idx) const {
+  const Range gate = shard_.ffn_columns;
+  std::vector<Range> wanted = {gate};
+  if (whole_.has_gate()) wanted.push_back({whole_.ffn_dim + gate.begin, whole_.ffn_dim + gate.end});
+  return TakeRows(names_.mlp_in(LayerOf(layer_idx)), wanted);
+}
+
+Projection ShardNames::mlp_out(int layer_idx) const {
+  Projection down = names_.mlp_out(LayerOf(layer_idx));
+  if (!shard_.has_whole_layers()) down.inputs = shard_.ffn_columns;
+  return down;
+}
+
+}  // namespace kvlathe
