@@ -4,6 +4,7 @@
 
 #include "analysis/bases/lathe.h"
 #include "analysis/bases/palu.h"
+#include "plan/plan_shard.h"
 
 namespace kvlathe {
 namespace {
@@ -24,8 +25,7 @@ BasisOptions OptionsOf(const LatheOptions& lathe, const Spec& spec) {
           .keys_before_rope = spec.key_rows() == KeyRows::kBeforeRope,
           .has_frames = spec.key_rows() == KeyRows::kBlock,
           .counts_all_queries = CutsAtOnce(spec),
-          .joins_values = lathe.joins_values,
-          .joint_channels = spec.joint_channels()};
+          .joins_values = lathe.joins_values};
 }
 
 // How many pairs of channels of keys lose a mean before they turn.
@@ -35,6 +35,27 @@ int TurningPairsOf(const Spec& spec, int rope_dim) {
   return lose_mean && rope_dim > 0 ? MostTurningPairs(rope_dim) : 0;
 }
 
+StatisticsShape ShapeOfHeads(const ModelFacts& model) {
+  return {model.n_layers, model.n_kv_heads, model.n_kv_heads, model.head_dim};
+}
+
+// Spec::joint_channels, but where heads=auto would join heads of several ranks: the largest join
+// that stays within each of them.
+int JointChannels(const Spec& spec, const ModelFacts& model) {
+  const int n_channels = spec.joint_channels();
+  const auto* const lathe = spec.basis_as<LatheOptions>();
+  const bool may_choose = lathe != nullptr && lathe->heads == LatheOptions::Heads::kAuto &&
+                          !lathe->joins_values && n_channels > 0;
+  if (model.tensor_ranks == 1 || !may_choose) return n_channels;
+  const StatisticsShape shape = ShapeOfHeads(model);
+  const int n_common = CommonHeads(model.n_kv_heads, model.tensor_ranks);
+  int n_joined = HeadsPerMap(shape, n_channels);
+  while (n_common % n_joined != 0) {
+    n_joined = HeadsPerMap(shape, (n_joined - 1) * model.head_dim);
+  }
+  return n_joined * model.head_dim;
+}
+
 }  // namespace
 
 const BasisMethod* BasisMethodOf(const Spec& spec) {
@@ -42,18 +63,17 @@ const BasisMethod* BasisMethodOf(const Spec& spec) {
   return stage == nullptr ? nullptr : stage->info->analysis;
 }
 
-BasisOptions BasisOptionsOf(const Spec& spec, int rope_dim) {
+BasisOptions BasisOptionsOf(const Spec& spec, const ModelFacts& model) {
   BasisOptions options =
       std::visit([&](const auto& stage) { return OptionsOf(stage, spec); }, *spec.basis());
-  options.has_frames = options.has_frames && rope_dim > 0;
-  options.turning_pairs = TurningPairsOf(spec, rope_dim);
+  options.has_frames = options.has_frames && model.rope_dim > 0;
+  options.turning_pairs = TurningPairsOf(spec, model.rope_dim);
+  options.joint_channels = JointChannels(spec, model);
   return options;
 }
 
 Keys KeysOf(const Spec& spec, const ModelFacts& model) {
-  const StatisticsShape shape = {model.n_layers, model.n_kv_heads, model.n_kv_heads,
-                                 model.head_dim};
-  Keys keys = spec.keys(HeadsPerMap(shape, spec.joint_channels()));
+  Keys keys = spec.keys(HeadsPerMap(ShapeOfHeads(model), JointChannels(spec, model)));
   if (auto* const mapped = std::get_if<MappedKeys>(&keys); mapped != nullptr) {
     mapped->has_frames = mapped->has_frames && model.rope_dim > 0;
     mapped->turning_pairs = TurningPairsOf(spec, model.rope_dim);
@@ -71,7 +91,7 @@ StatusOr<BasisAnalysis> BasisAnalyses::From(const Spec& spec,
   }
   BasisInputs inputs = {.statistics = &statistics,
                         .output_grams = output_grams_,
-                        .options = BasisOptionsOf(spec, model_.rope_dim),
+                        .options = BasisOptionsOf(spec, model_),
                         .pool = source_->threads(),
                         .key_biases = key_biases_,
                         .value_biases = value_biases_};
@@ -92,7 +112,7 @@ StatusOr<const CalibrationStatistics*> BasisAnalyses::StatisticsOf(const Spec& s
 
 StatusOr<const BasisAnalysis*> BasisAnalyses::Of(const Spec& spec) {
   const BasisMethod* const method = BasisMethodOf(spec);
-  const BasisOptions options = BasisOptionsOf(spec, model_.rope_dim);
+  const BasisOptions options = BasisOptionsOf(spec, model_);
   const std::optional<MergePlan> merge = MergingOf(spec);
   for (const KnownAnalysis& known : analyses_) {
     const bool is_same = known.method == method && known.options == options && known.merge == merge;

@@ -17,8 +17,8 @@ namespace kvlathe {
 const BasisMethod* BasisMethodOf(const Spec& spec);
 
 // The options, other than ranks, with which a spec with a stage on the basis axis wants its bases
-// of a model in which rope_dim channels turn.
-BasisOptions BasisOptionsOf(const Spec& spec, int rope_dim);
+// of a model.
+BasisOptions BasisOptionsOf(const Spec& spec, const ModelFacts& model);
 // The form in which the caches of this spec and model hold keys.
 Keys KeysOf(const Spec& spec, const ModelFacts& model);
 

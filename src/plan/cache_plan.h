@@ -19,6 +19,8 @@
 
 namespace kvlathe {
 
+struct PlanShard;
+
 // Returns the ranks of all heads, [n_layers * n_kv_heads], at which a share of the elements of K
 // and V is removed. Its errors say which rates it allows.
 using RanksAtRate = std::function<StatusOr<std::vector<HeadRanks>>(double rate)>;
@@ -66,6 +68,7 @@ class CachePlan {
 
  private:
   friend StatusOr<CachePlan> AssemblePlan(const ModelFacts& model, PlanParts parts);
+  friend CachePlan ShardOf(const CachePlan& plan, const PlanShard& shard);
   CachePlan() = default;
 
   CacheLayout layout_;

@@ -16,6 +16,10 @@ struct ModelFacts {
   std::vector<int> windows;  // AttentionLayers::Windows: [n_layers], empty where no layer has one
   bool has_dmc = false;      // it was taught what to merge (Dynamic Memory Compression)
   DType row_type = DType::kBf16;  // of the rows of keys and values
+  // Among how many processes the KV heads of every layer are divided (DivideHeads), and into how
+  // many stages the layers (DivideLayers).
+  int tensor_ranks = 1;
+  int pipeline_stages = 1;
 };
 
 }  // namespace kvlathe

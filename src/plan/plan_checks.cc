@@ -1,5 +1,12 @@
 #include "plan/plan_checks.h"
 
+#include <fmt/format.h>
+
+#include <string>
+
+#include "plan/basis_analyses.h"
+#include "plan/plan_shard.h"
+
 namespace kvlathe {
 namespace {
 
@@ -56,6 +63,101 @@ Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
                  model.rope_dim,
                  TurnWhenRead(parts.keys) ? "a basis of latents" : "a quantizer with codebooks");
   }
+  return OkStatus();
+}
+
+Status CheckDivision(const ModelFacts& model) {
+  if (model.tensor_ranks > model.n_kv_heads) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--tp {}: the model has {} KV heads, and each rank takes at least one; choose "
+                 "--tp {} or less, and --pp to divide its layers",
+                 model.tensor_ranks, model.n_kv_heads, model.n_kv_heads);
+  }
+  if (model.pipeline_stages > model.n_layers) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--pp {}: the model has {} layers, and each stage takes at least one; choose --pp "
+                 "{} or less",
+                 model.pipeline_stages, model.n_layers, model.n_layers);
+  }
+  return OkStatus();
+}
+
+namespace {
+
+// What --tp makes of the KV heads of a layer.
+std::string Division(const ModelFacts& model) {
+  const Range most = DivideHeads(model.n_kv_heads, model.tensor_ranks).front();
+  const int64_t n_most = most.end - most.begin;
+  const bool is_even = model.n_kv_heads % model.tensor_ranks == 0;
+  return fmt::format(
+      "--tp {} gives ranks {} of {}", model.tensor_ranks,
+      is_even ? fmt::format("{}", n_most) : fmt::format("{} or {}", n_most, n_most - 1),
+      model.n_kv_heads);
+}
+
+// Groups of n heads of which a rank would have to have a part.
+bool AreDivided(int n, const ModelFacts& model) {
+  return CommonHeads(model.n_kv_heads, model.tensor_ranks) % n != 0;
+}
+
+Status RefuseMaps(const Spec& spec, const ModelFacts& model, int n) {
+  if (spec.basis_as<LatheOptions>()->joins_values) {
+    return Error(StatusCode::kInvalidArgument,
+                 "maps=joint makes one row of the keys and values of {} KV heads, for whose "
+                 "moments the calibration is made, and {}; leave maps out",
+                 n, Division(model));
+  }
+  return Error(StatusCode::kInvalidArgument,
+               "heads=joint has one map for {} KV heads, and {}; take heads=auto, which joins "
+               "heads of one rank, or heads=own",
+               n, Division(model));
+}
+
+Status RefuseLatents(const ModelFacts& model, int n) {
+  return Error(StatusCode::kInvalidArgument,
+               "palu(group={}) has latents of {} KV heads, and {}; take group=1, or a --tp "
+               "that gives ranks whole groups",
+               n, n, Division(model));
+}
+
+Status RefuseScales(const Spec& spec, const ModelFacts& model) {
+  const auto* const kcvt = spec.quantizer_as<KcvtOptions>();
+  const int bits = kcvt != nullptr ? kcvt->bits : spec.quantizer_as<KvquantOptions>()->bits;
+  return Error(StatusCode::kInvalidArgument,
+               "{} gives a token of V one scale in all heads of a layer, and {}; take "
+               "kivi(bits={},group=64){}, or token, int8, q8_0, q4_0 or mxfp4",
+               spec.NameOf(Axis::kQuantizer), Division(model), bits,
+               spec.lowrank() != nullptr ? "+lowrank" : "");
+}
+
+Status RefuseExactEntries(const ModelFacts& model) {
+  return Error(StatusCode::kInvalidArgument,
+               "sparse keeps the outermost values of a token over all heads of a layer, and {}; "
+               "leave sparse out: gear-l in place of gear, kivi(group=64) in place of "
+               "outlier-aware",
+               Division(model));
+}
+
+Status RefuseVotes(const Spec& spec, const ModelFacts& model) {
+  return Error(StatusCode::kInvalidArgument,
+               "{} keeps in all heads of a layer the entries that have the votes of all, and {}; "
+               "take heads=own",
+               spec.NameOf(Axis::kRetention), Division(model));
+}
+
+}  // namespace
+
+Status CheckShards(const Spec& spec, const ModelFacts& model) {
+  if (model.tensor_ranks == 1) return OkStatus();
+  const Keys keys = KeysOf(spec, model);
+  const PlanParts parts = PartsOf(spec);
+  const HeadTies ties = TiesOf(parts.seal.has_value() ? &*parts.seal : nullptr,
+                               parts.retention.has_value() ? &*parts.retention : nullptr);
+  if (AreDivided(HeadsPerMap(keys), model)) return RefuseMaps(spec, model, HeadsPerMap(keys));
+  if (AreDivided(HeadsPerLatent(keys), model)) return RefuseLatents(model, HeadsPerLatent(keys));
+  if (ties.by_scales) return RefuseScales(spec, model);
+  if (ties.by_exact_entries) return RefuseExactEntries(model);
+  if (ties.by_votes) return RefuseVotes(spec, model);
   return OkStatus();
 }
 

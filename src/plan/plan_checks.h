@@ -4,6 +4,7 @@
 #include "base/status.h"
 #include "kv/cache_layout.h"
 #include "kv/retention/retention_plan.h"
+#include "kv/spec/spec.h"
 #include "plan/model_facts.h"
 
 namespace kvlathe {
@@ -20,5 +21,15 @@ struct ConsideredParts {
 // the kernels cannot apply when they are read; kInvalidArgument where the model is to decide what
 // merges and was not taught to.
 Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts);
+
+// Whether each of the processes that the facts tell of has something to hold: a KV head of every
+// layer, a layer. kInvalidArgument names the option that asked for too many.
+Status CheckDivision(const ModelFacts& model);
+
+// Refuses, with kInvalidArgument and what to take instead, specs that make something of KV heads
+// that are not on one rank: maps and latents of heads that ranks divide, and all that TiesOf finds.
+// The spec is supported and the model's heads can be divided (CheckDivision). How a model's layers
+// are divided matters to no spec.
+Status CheckShards(const Spec& spec, const ModelFacts& model);
 
 }  // namespace kvlathe

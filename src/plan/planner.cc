@@ -82,11 +82,13 @@ int RatioContext(const Spec& spec, const ModelFacts& model) {
 
 Status CheckSpec(const Spec& spec, const ModelFacts& model) {
   KVL_RETURN_IF_ERROR(CheckSupported(spec));
+  KVL_RETURN_IF_ERROR(CheckDivision(model));
   KVL_RETURN_IF_ERROR(CheckContext(spec, model));
   if (spec.basis() != nullptr) {
     KVL_RETURN_IF_ERROR(
         OfSpec(spec, CheckHeadsPerLatent(HeadsPerLatent(spec.keys()), model.n_kv_heads)));
   }
+  KVL_RETURN_IF_ERROR(OfSpec(spec, CheckShards(spec, model)));
   const PlanParts parts = PartsOf(spec);
   return OfSpec(
       spec, CheckOnModel(model,
@@ -129,7 +131,7 @@ Status CachePlanner::AddPressedBits(const Spec& spec, RankAllocation* allocation
 
 StatusOr<ModelBasis> CachePlanner::OnlineBasis(const Spec& spec,
                                                const std::vector<HeadRanks>& ranks) {
-  OnlineInputs inputs = {.is_normalised = BasisOptionsOf(spec, /*rope_dim=*/0).is_normalised};
+  OnlineInputs inputs = {.is_normalised = BasisOptionsOf(spec, model_).is_normalised};
   KVL_ASSIGN_OR_RETURN(inputs.output_grams, source_->OutputGrams());
   ModelBasis basis{model_.n_layers, model_.n_kv_heads, model_.head_dim};
   for (const HeadRanks& r : ranks) {

@@ -8,86 +8,16 @@
 #include <numeric>
 #include <span>
 
-#include "base/random.h"
 #include "kv/cache_objects.h"
 #include "kv/seal/seal_schedule.h"
+#include "plan/drawn_source_fixture.h"
 
 namespace kvlathe {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kHeadDim = 32, kLayers = 2, kKvHeads = 2, kWidth = kKvHeads * kHeadDim;
-
-ModelFacts SmallModel() {
-  ModelFacts model;
-  model.n_layers = kLayers;
-  model.n_kv_heads = kKvHeads;
-  model.head_dim = kHeadDim;
-  model.max_seq_len = 4096;
-  model.rope_dim = kHeadDim;
-  return model;
-}
-
-// Squares of rows whose channels fall by `decay`, [kLayers, kWidth, kWidth].
-void DrawSquares(Random* random, double size, double decay, std::vector<float>* squares) {
-  for (int l = 0; l < kLayers; ++l) {
-    for (int r = 0; r < 2 * kWidth; ++r) {
-      std::vector<double> row(kWidth);
-      for (int i = 0; i < kWidth; ++i) row[i] = random->Normal() * std::exp(-decay * i);
-      for (int i = 0; i < kWidth; ++i) {
-        for (int j = 0; j < kWidth; ++j) {
-          (*squares)[(l * kWidth + i) * kWidth + j] +=
-              static_cast<float>(size * row[i] * row[j] / (2 * kWidth));
-        }
-      }
-    }
-  }
-}
-
-JointStatistics DrawPart(uint64_t seed) {
-  Random random(seed);
-  JointStatistics part = MakeStatistics({kLayers, 2 * kKvHeads, kKvHeads, kHeadDim}).joint;
-  part.n_tokens = 100;
-  for (JointMoments* moments : {&part.k, &part.k_pre, &part.v}) {
-    DrawSquares(&random, 1, 0.04, &moments->covariance);
-    moments->weighed_covariance = moments->covariance;
-    DrawSquares(&random, 0.01, 0.02, &moments->fisher);
-  }
-  return part;
-}
-
-// Statistics that were drawn, and weights that lathe does not ask for.
-class DrawnSource : public PlanSource {
- public:
-  DrawnSource() : statistics(MakeStatistics({kLayers, 2 * kKvHeads, kKvHeads, kHeadDim})) {
-    statistics.joint = DrawPart(3);
-    statistics.held_back = DrawPart(4);
-  }
-
-  bool is_random() const override { return false; }
-  StatusOr<const CalibrationStatistics*> Statistics(const StatisticsNeed&) override {
-    return &statistics;
-  }
-  StatusOr<const FisherWeights*> Fisher(const Spec&) override {
-    return Error(StatusCode::kNotFound, "no Fisher information");
-  }
-  StatusOr<std::vector<std::vector<double>>> ValueGrams(int) override { return Nothing(); }
-  StatusOr<std::vector<std::vector<double>>> KeyGrams(int) override { return Nothing(); }
-  StatusOr<std::vector<std::vector<double>>> OutputGrams() override { return Nothing(); }
-  StatusOr<std::vector<std::vector<float>>> ValueBiases() override {
-    return std::vector<std::vector<float>>();
-  }
-  StatusOr<std::vector<std::vector<float>>> KeyBiases() override {
-    return std::vector<std::vector<float>>();
-  }
-  ThreadPool* threads() override { return nullptr; }
-
-  CalibrationStatistics statistics;
-
- private:
-  static std::vector<std::vector<double>> Nothing() { return {}; }
-};
+const ModelFacts kTwoHeads = SmallModel(/*n_layers=*/2, /*n_kv_heads=*/2);
 
 double BitsPerToken(const std::vector<HeadBasis>& heads) {
   double bits = 0;
@@ -98,8 +28,8 @@ double BitsPerToken(const std::vector<HeadBasis>& heads) {
 
 // The first layer sees all 4096 positions, the second 256.
 TEST(PlannerTest, LayersThatHoldFewPositionsGetMoreBits) {
-  DrawnSource source;
-  ModelFacts model = SmallModel();
+  DrawnSource source(kTwoHeads);
+  ModelFacts model = kTwoHeads;
   const auto bits_of_layers = [&](const char* kv) {
     CachePlanner planner(model, &source);
     const StatusOr<CachePlan> plan = planner.MakePlan(*Spec::Parse(kv));
@@ -155,8 +85,8 @@ TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
 }
 
 TEST(PlannerTest, RatioHoldsAtTheContextThatIsNamed) {
-  DrawnSource source;
-  CachePlanner planner(SmallModel(), &source);
+  DrawnSource source(kTwoHeads);
+  CachePlanner planner(kTwoHeads, &source);
   const double at_model = planner.FractionOf(*Spec::Parse("lathe(ratio=4)")).value();
   const double at_512 = planner.FractionOf(*Spec::Parse("lathe(ratio=4,context=512)")).value();
   for (const double fraction : {at_model, at_512}) {
@@ -170,8 +100,8 @@ TEST(PlannerTest, RatioHoldsAtTheContextThatIsNamed) {
 
 // Pressed runs are those of the higher ratio, byte for byte; all else is as it was.
 TEST(CachePlanner, RunsUnderPressureHaveTheBitsOfTheHigherRatio) {
-  DrawnSource source;
-  CachePlanner planner(SmallModel(), &source);
+  DrawnSource source(kTwoHeads);
+  CachePlanner planner(kTwoHeads, &source);
   const auto layout_of = [&](const char* text) {
     const auto plan = planner.MakePlan(*Spec::Parse(text));
     EXPECT_TRUE(plan.ok()) << plan.status();
@@ -223,8 +153,8 @@ class PredictedAnswer : public ::testing::Test {
   }
   double PredictedKl(const std::string& kv) { return planner_.PredictKl(*Spec::Parse(kv)).value(); }
 
-  DrawnSource source_;
-  CachePlanner planner_{SmallModel(), &source_};
+  DrawnSource source_{kTwoHeads};
+  CachePlanner planner_{kTwoHeads, &source_};
 };
 
 TEST_F(PredictedAnswer, IsTheLargestRatioInTenthsThatKeepsTheKl) {

@@ -31,7 +31,8 @@ std::optional<KeyRows> MapsOf(const Spec& spec) {
 std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
   const BasisMethod* const method = BasisMethodOf(spec);
   if (method == nullptr || spec.basis() == nullptr) return std::nullopt;
-  const BasisOptions options = BasisOptionsOf(spec, /*rope_dim=*/0);
+  const BasisOptions options =
+      BasisOptionsOf(spec, ModelFacts());  // what is read hangs on no model
   return StatisticsNeed{.of_text = method->wants_text,
                         .across_heads = options.heads_per_latent > 1 && options.is_whitened,
                         .gradients = method->wants_gradients,
