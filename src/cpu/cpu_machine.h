@@ -27,6 +27,9 @@ class CpuMachine : public Machine {
   // Queries and probabilities meet codes of few bits as they are, in place of integers of 7 bits.
   void set_exact_attention(bool exact) { backend_.set_exact_attention(exact); }
 
+  // CpuBackend::set_ranks.
+  void set_ranks(Communicator* ranks) { backend_.set_ranks(ranks); }
+
   Device& memory() override { return *memory_; }
   Residents& residents() override { return residents_; }
   Backend& backend() override { return backend_; }

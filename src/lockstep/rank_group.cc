@@ -55,7 +55,16 @@ StatusOr<std::unique_ptr<RankGroup>> MakeRankGroup(std::unique_ptr<Communicator>
   KVL_ASSIGN_OR_RETURN(group->stage, all->Split(of_stage));
   group->stage->set_timeout(patience.step);
   group->all = std::move(all);
+  group->patience = patience;
   return group;
+}
+
+void RankGroup::BeginLockStep() {
+  if (is_leader()) {
+    leader = std::make_unique<LockStep>(all.get(), patience.step, patience.start);
+  } else {
+    all->set_timeout(patience.step);
+  }
 }
 
 Status Agree(Communicator* all, const RankCard& card) {

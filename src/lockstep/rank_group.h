@@ -12,20 +12,23 @@
 
 namespace kvlathe {
 
+struct RankPatience {
+  std::chrono::milliseconds step{4000};      // of a message of a step
+  std::chrono::milliseconds start{600'000};  // while models are loaded and made
+};
+
 struct RankGroup {
   RankGrid grid;
   std::unique_ptr<Communicator> all;
   std::unique_ptr<Communicator> stage;  // the tensor ranks of this rank's stage
-  std::unique_ptr<LockStep> leader;     // on rank 0
+  std::unique_ptr<LockStep> leader;     // on rank 0, once all have agreed
+  RankPatience patience;
 
+  // Once all ranks have agreed.
+  void BeginLockStep();
   int rank() const { return all->rank(); }
   bool is_leader() const { return rank() == 0; }
   RankLinks links() const { return {all.get(), leader.get()}; }
-};
-
-struct RankPatience {
-  std::chrono::milliseconds step{4000};      // of a message of a step
-  std::chrono::milliseconds start{600'000};  // while models are loaded and made
 };
 
 // kInvalidArgument where there are not as many ranks as the grid has.

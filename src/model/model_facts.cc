@@ -2,7 +2,7 @@
 
 namespace kvlathe {
 
-ModelFacts FactsOf(const ModelConfig& config, DType row_type) {
+ModelFacts FactsOf(const ModelConfig& config, DType row_type, const RankGrid& grid) {
   return {.n_layers = config.n_layers,
           .n_kv_heads = config.n_kv_heads,
           .head_dim = config.head_dim,
@@ -10,7 +10,9 @@ ModelFacts FactsOf(const ModelConfig& config, DType row_type) {
           .max_seq_len = config.max_seq_len,
           .windows = config.attention.Windows(config.n_layers),
           .has_dmc = config.dmc.has_value(),
-          .row_type = row_type};
+          .row_type = row_type,
+          .tensor_ranks = grid.n_tensor_ranks,
+          .pipeline_stages = grid.n_stages};
 }
 
 }  // namespace kvlathe

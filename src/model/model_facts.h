@@ -2,10 +2,12 @@
 #pragma once
 
 #include "model/config.h"
+#include "model/model_shard.h"
 #include "plan/model_facts.h"
 
 namespace kvlathe {
 
-ModelFacts FactsOf(const ModelConfig& config, DType row_type);
+// Of the whole model, whose ranks are those of `grid`.
+ModelFacts FactsOf(const ModelConfig& config, DType row_type, const RankGrid& grid = {});
 
 }  // namespace kvlathe

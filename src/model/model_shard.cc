@@ -4,15 +4,12 @@
 #include <cmath>
 #include <utility>
 
+#include "model/model_facts.h"
+#include "plan/plan_checks.h"
+#include "plan/plan_shard.h"
+
 namespace kvlathe {
 namespace {
-
-// Part `idx` of n things in n_parts, the first parts having more.
-Range EvenPart(int64_t n, int n_parts, int idx) {
-  const int64_t least = n / n_parts, n_larger = n % n_parts;
-  const auto begin = [&](int64_t i) { return i * least + std::min(i, n_larger); };
-  return {begin(idx), begin(idx + 1)};
-}
 
 // Cuts n columns so that with what ranks have already, in units of a column, all have about the
 // same. Cuts are multiples of the largest step that leaves each rank several of them, so that
@@ -57,30 +54,19 @@ StatusOr<ModelShard> ShardOf(const ModelConfig& model, const RankGrid& grid, int
     return Error(StatusCode::kInvalidArgument, "rank {} is none of {} stages of {} ranks", rank,
                  grid.n_stages, n_tensor);
   }
-  if (n_tensor > model.n_kv_heads) {
-    return Error(StatusCode::kInvalidArgument,
-                 "--tp {}: the model has {} KV heads, and each rank takes at least one; choose "
-                 "--tp {} or less, and --pp for more ranks",
-                 n_tensor, model.n_kv_heads, model.n_kv_heads);
-  }
-  if (grid.n_stages > model.n_layers) {
-    return Error(StatusCode::kInvalidArgument,
-                 "--pp {}: the model has {} layers, and each stage takes at least one; choose "
-                 "--pp {} or less",
-                 grid.n_stages, model.n_layers, model.n_layers);
-  }
+  KVL_RETURN_IF_ERROR(CheckDivision(FactsOf(model, DType::kBf16, grid)));
   ModelShard shard = WholeModel(model);
   shard.grid = grid;
   shard.tensor_rank = rank % n_tensor;
   shard.stage = rank / n_tensor;
-  shard.layers = EvenPart(model.n_layers, grid.n_stages, shard.stage);
+  shard.layers = DivideLayers(model.n_layers, grid.n_stages)[shard.stage];
   if (n_tensor == 1) return shard;
-  shard.kv_heads = EvenPart(model.n_kv_heads, n_tensor, shard.tensor_rank);
+  const std::vector<Range> heads_of = DivideHeads(model.n_kv_heads, n_tensor);
+  shard.kv_heads = heads_of[shard.tensor_rank];
   // Weights of the attention of a KV head, in columns of the feed-forward part.
   const double of_head = 2.0 * (model.gqa_group() + 1) * model.head_dim / (model.has_gate() ? 3 : 2);
   std::vector<double> of_ranks;
-  for (int r = 0; r < n_tensor; ++r) {
-    const Range heads = EvenPart(model.n_kv_heads, n_tensor, r);
+  for (const Range& heads : heads_of) {
     of_ranks.push_back(of_head * static_cast<double>(heads.end - heads.begin));
   }
   shard.ffn_columns = BalancedColumns(model.ffn_dim, of_ranks)[shard.tensor_rank];

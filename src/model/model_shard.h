@@ -41,8 +41,8 @@ struct ModelShard {
 // All of a model.
 ModelShard WholeModel(const ModelConfig& model);
 
-// The shard of a rank. KV heads and layers are shared out as evenly as they go, the first ranks
-// having more; columns of the feed-forward part and words so that the weights of the ranks have
+// The shard of a rank. KV heads and layers are shared out as DivideHeads and DivideLayers say;
+// columns of the feed-forward part and words so that the weights of the ranks have
 // about the same number of bytes. kInvalidArgument, with what to choose instead, where a rank would
 // have no head or no layer, or where the rank is not one of the grid.
 StatusOr<ModelShard> ShardOf(const ModelConfig& model, const RankGrid& grid, int rank);

@@ -14,6 +14,8 @@
 
 namespace kvlathe {
 
+struct RankGroup;
+
 // One line for the person who uses the program. The library prints nothing itself.
 struct Note {
   enum class Kind {
@@ -53,8 +55,10 @@ struct OpenOptions {
   int n_threads = 0;           // workers; 0: as many as processors
   bool pin_threads = false;    // bind each worker to a processor of its own
   bool deterministic = false;  // identical bits whatever runs beside a sequence; slower prompts
-  Progress progress;           // may be empty
-  NoteSink on_note;            // may be empty: nobody is told
+  // The ranks that share the model, of which this process is one; outlives it. Null: none.
+  RankGroup* ranks = nullptr;
+  Progress progress;  // may be empty
+  NoteSink on_note;   // may be empty: nobody is told
 };
 
 // As keys of kept files and profiles name it: "bf16" or "f32".

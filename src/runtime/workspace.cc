@@ -75,7 +75,10 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
   for (const std::string& kv : options.kv) {
     KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
     if (spec.accuracy().has_value()) continue;
-    KVL_RETURN_IF_ERROR(CheckSpec(spec, FactsOf(config, DType::kBf16)));
+    KVL_RETURN_IF_ERROR(CheckSpec(spec, FactsOf(config, DType::kBf16, w->grid())));
+  }
+  if (options.ranks != nullptr) {
+    KVL_ASSIGN_OR_RETURN(w->shard_, ShardOf(config, w->grid(), options.ranks->rank()));
   }
   KVL_ASSIGN_OR_RETURN(w->isa_, SelectIsa());
   if (options.ctx_size > config.max_seq_len) {
@@ -95,7 +98,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
   }
   if (options.pin_threads) KVL_RETURN_IF_ERROR(w->threads_->Pin());
   w->config_ = std::move(config);
-  w->planner_.emplace(FactsOf(w->config_, w->row_type()), &w->statistics_);
+  w->planner_.emplace(FactsOf(w->config_, w->row_type(), w->grid()), &w->statistics_);
   return w;
 }
 
@@ -110,8 +113,11 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
                        ModelWeights::Load(config_, NumberTypesOf(options_), std::move(source),
                                           MakeMachine(threads_.get(), isa_,
                                                       {.weights = options_.exact_rows,
-                                                       .attention = options_.exact_attention}),
-                                          progress));
+                                                       .attention = options_.exact_attention},
+                                                      options_.ranks != nullptr
+                                                          ? options_.ranks->stage.get()
+                                                          : nullptr),
+                                          progress, shard_.has_value() ? &*shard_ : nullptr));
   weights_ = std::move(weights);
   if (!options_.weights.has_value()) NoteRemadeWeights();
   // Weights in blocks are multiplied in integers, which every processor has.
@@ -142,6 +148,10 @@ Status Workspace::CheckSpecs() {
 void Workspace::Expect(const Spec& spec) { statistics_.Expect(StatisticsNeedsOf(spec)); }
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const OpenOptions& named) {
+  return AgreeOn(named.ranks, OpenAlone(named));
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::OpenAlone(const OpenOptions& named) {
   KVL_RETURN_IF_ERROR(CheckAlone(named.kv));
   OpenOptions options = named;
   KVL_ASSIGN_OR_RETURN(options.model, FindModel(named.model, named.progress, named.on_note));
@@ -173,30 +183,38 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenGguf(const OpenOptions& opti
 StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandom(const std::string& config_path,
                                                            const OpenOptions& options,
                                                            std::optional<double> compression) {
-  KVL_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(config_path));
-  KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
-  if (compression.has_value() && !config.dmc.has_value()) config.dmc = DmcConfig{};
-  KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
-  w->random_weights_ = true;
-  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeRandomSource(kRandomWeightsSeed)));
-  if (!compression.has_value()) return w;
-  KVL_RETURN_IF_ERROR(DecideAtRandom(*compression, *w->config_.dmc, w->weights_));
-  w->config_.dmc = w->weights_->config().dmc;
-  return w;
+  return AgreeOn(options.ranks, OpenShape(config_path, options, nullptr, compression));
 }
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::OpenRandomWithTokenizer(
     const std::string& config_path, const std::string& tokenizer_path, const OpenOptions& options) {
-  KVL_ASSIGN_OR_RETURN(const std::string found,
-                       FindModel(tokenizer_path, options.progress, options.on_note));
-  KVL_ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::Load(found, {.pre = options.pre}));
+  const auto load = [&]() -> StatusOr<std::unique_ptr<Tokenizer>> {
+    KVL_ASSIGN_OR_RETURN(const std::string found,
+                         FindModel(tokenizer_path, options.progress, options.on_note));
+    return Tokenizer::Load(found, {.pre = options.pre});
+  };
+  StatusOr<std::unique_ptr<Tokenizer>> tokenizer = load();
+  if (!tokenizer.ok()) return AgreeOn(options.ranks, tokenizer.status());
+  return AgreeOn(options.ranks,
+                 OpenShape(config_path, options, *std::move(tokenizer), std::nullopt));
+}
+
+StatusOr<std::unique_ptr<Workspace>> Workspace::OpenShape(const std::string& config_path,
+                                                          const OpenOptions& options,
+                                                          std::unique_ptr<Tokenizer> tokenizer,
+                                                          std::optional<double> compression) {
   KVL_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonFile(config_path));
-  if (json.is_object()) json["vocab_size"] = tokenizer->vocab_size();
+  if (tokenizer != nullptr && json.is_object()) json["vocab_size"] = tokenizer->vocab_size();
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
+  if (compression.has_value() && !config.dmc.has_value()) config.dmc = DmcConfig{};
   KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
   w->tokenizer_ = std::move(tokenizer);
   w->random_weights_ = true;
+  w->model_hash_ = Sha256Hex(json.dump());
   KVL_RETURN_IF_ERROR(w->LoadWeights(MakeRandomSource(kRandomWeightsSeed)));
+  if (!compression.has_value()) return w;
+  KVL_RETURN_IF_ERROR(DecideAtRandom(*compression, *w->config_.dmc, w->weights_));
+  w->config_.dmc = w->weights_->config().dmc;
   return w;
 }
 
@@ -235,7 +253,7 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   }
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(result.spec, rate));
   result.ranks = plan.allocation();
-  KVL_ASSIGN_OR_RETURN(result.model, Model::Create(weights_, plan));
+  KVL_ASSIGN_OR_RETURN(result.model, MakeShard(result.spec, rate, plan));
   result.model->set_schedule(options_.schedule);
   result.model->set_deterministic(options_.deterministic);
   NoteWhatRatioMeans(result);
@@ -248,7 +266,7 @@ void Workspace::NoteWhatRatioMeans(const SpecModel& spec_model) {
   const BasisStage* const basis = spec_model.spec.basis();
   const RankOptions* const ranks = basis == nullptr ? nullptr : RanksOf(*basis);
   if (ranks == nullptr || !ranks->has_ratio()) return;
-  const int n_promised = RatioContext(spec_model.spec, FactsOf(config_, row_type()));
+  const int n_promised = RatioContext(spec_model.spec, planner_->model());
   if (context_tokens_ == n_promised) return;
   if (!said_ratios_.insert(spec_model.spec.ToString()).second) return;
   const CacheLayout& layout = spec_model.model->layout();

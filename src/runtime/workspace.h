@@ -11,6 +11,7 @@
 
 #include "base/cpu_features.h"
 #include "base/threads.h"
+#include "lockstep/rank_group.h"
 #include "kv/spec/spec.h"
 #include "model/model.h"
 #include "plan/planner.h"
@@ -32,6 +33,10 @@ struct SpecModel {
 
 class Workspace {
  public:
+  // Where options.ranks share the model, all of them open it with the same options, and each reads
+  // its shard. Rank 0 then uses it as if it were alone, and the others call Follow. Errors of
+  // opening are the same on all ranks (Agree).
+
   // Loads configuration, tokenizer and weights of options.model, which may be a name; options() of
   // the result have its path (FindModel, whose errors these are too). Errors name the file or
   // option: kNotFound, kDataLoss and kUnimplemented for a model, kInvalidArgument for specs and a
@@ -51,6 +56,9 @@ class Workspace {
   // a note says; the result's spec is the answer.
   // With a rate, for specs with resident=full, sequences that choose none have that.
   StatusOr<SpecModel> MakeModel(const std::string& kv, std::optional<double> rate = std::nullopt);
+  // For ranks other than the first: makes models and computes their parts of steps as rank 0 says,
+  // until it says that it has finished. An error is one after which the group cannot go on.
+  Status Follow();
   // kv_fraction at the model's full context, as `ratio` means it, without making a model. Errors
   // are those of MakeModel. No `accuracy`.
   StatusOr<double> FractionOf(const std::string& kv);
@@ -86,7 +94,21 @@ class Workspace {
   Workspace() : statistics_(this), answers_(this) {}
   static StatusOr<std::unique_ptr<Workspace>> Prepare(const OpenOptions& options,
                                                       ModelConfig config);
+  static StatusOr<std::unique_ptr<Workspace>> OpenAlone(const OpenOptions& named);
   static StatusOr<std::unique_ptr<Workspace>> OpenGguf(const OpenOptions& options);
+  static StatusOr<std::unique_ptr<Workspace>> OpenShape(const std::string& config_path,
+                                                        const OpenOptions& options,
+                                                        std::unique_ptr<Tokenizer> tokenizer,
+                                                        std::optional<double> compression);
+  // Has the other ranks of `group` (null: none) agree to what this one has opened.
+  static StatusOr<std::unique_ptr<Workspace>> AgreeOn(
+      RankGroup* group, StatusOr<std::unique_ptr<Workspace>> opened);
+  // What must be the same on all ranks.
+  std::string FactsOfRank() const;
+  // Of a plan, whole or this rank's shard of it.
+  StatusOr<std::unique_ptr<Model>> MakeShard(const Spec& spec, std::optional<double> rate,
+                                             const CachePlan& plan);
+  RankGrid grid() const;
   Status LoadWeights(std::unique_ptr<TensorSource> source);
   // Of every --kv what can be known before weights are read, and before a calibration for one of
   // the others: its answer in a profile among them.
@@ -101,6 +123,7 @@ class Workspace {
   int64_t kv_budget_bytes_ = 0;
   bool random_weights_ = false;
   std::string model_hash_;
+  std::optional<ModelShard> shard_;  // where ranks share the model
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::shared_ptr<ModelWeights> weights_;

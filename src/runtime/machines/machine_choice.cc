@@ -4,10 +4,12 @@
 
 namespace kvlathe {
 
-std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa, const ExactProducts& exact) {
+std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa, const ExactProducts& exact,
+                                     Communicator* ranks) {
   auto machine = std::make_shared<CpuMachine>(pool, isa);
   machine->set_exact_rows(exact.weights);
   machine->set_exact_attention(exact.attention);
+  machine->set_ranks(ranks);
   return machine;
 }
 

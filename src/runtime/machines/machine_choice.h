@@ -5,6 +5,7 @@
 
 #include "base/cpu_features.h"
 #include "base/threads.h"
+#include "comm/communicator.h"
 #include "machine/machine.h"
 
 namespace kvlathe {
@@ -16,8 +17,10 @@ struct ExactProducts {
 };
 
 // The processors of this computer: the workers of `pool`, which outlives the machine, with the
-// kernels of `isa`.
-std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa, const ExactProducts& exact = {});
+// kernels of `isa`. ranks: the machines that hold other parts of the same layers, which outlive it
+// too; null: none.
+std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa, const ExactProducts& exact = {},
+                                     Communicator* ranks = nullptr);
 // With the best instruction set that this computer has, or the one that KVLATHE_ISA names.
 // kInvalidArgument where that is unknown or not there.
 StatusOr<std::shared_ptr<Machine>> MakeMachine(ThreadPool* pool);
