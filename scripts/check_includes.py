@@ -18,7 +18,7 @@ from collections import namedtuple
 from pathlib import Path
 
 ORDER = [
-    "base", "tensor", "io", "format", "machine", "analysis", "cpu/memory", "cpu/kernels", "cpu", "runtime/machines", "tokenizer", "chat",
+    "base", "comm", "tensor", "io", "format", "machine", "analysis", "cpu/memory", "cpu/kernels", "cpu", "runtime/machines", "tokenizer", "chat",
     "kv", "plan", "tuning", "model", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks",
     "evaluation", "load_generation", "hub", "runtime", "server/http", "server/api", "server/tools", "server",
     "training/corpus", "training/tokenizer_training", "training/corpus_building", "training/retrofit", "lab", "apps", "tests",

@@ -39,6 +39,7 @@ class CachePlanner {
         analyses_(model, source),
         predictions_(&analyses_, source) {}
 
+  const ModelFacts& model() const { return model_; }
   // Does what CheckSpec does.
   Status Check(const Spec& spec);
   // Makes the plan of everything that the spec means for this model. A rate, which only specs with

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <utility>
 
+#include "base/sha256.h"
 #include "base/units.h"
 #include "calibration/fingerprint.h"
 #include "evaluation/bench/deciding_weights.h"
@@ -210,7 +211,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenShape(const std::string& con
   KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
   w->tokenizer_ = std::move(tokenizer);
   w->random_weights_ = true;
-  w->model_hash_ = Sha256Hex(json.dump());
+  w->model_hash_ = DigestOf({json.dump()});
   KVL_RETURN_IF_ERROR(w->LoadWeights(MakeRandomSource(kRandomWeightsSeed)));
   if (!compression.has_value()) return w;
   KVL_RETURN_IF_ERROR(DecideAtRandom(*compression, *w->config_.dmc, w->weights_));

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/sha256.h"
+#include "io/mapped_file.h"
 #include "lockstep/follower.h"
 #include "plan/plan_shard.h"
 #include "runtime/workspace.h"
@@ -14,8 +16,21 @@ RankGrid Workspace::grid() const {
   return options_.ranks != nullptr ? options_.ranks->grid : RankGrid();
 }
 
+namespace {
+
+// Of the program that runs, which is another one in each build.
+std::string ProgramDigest() {
+  const StatusOr<MappedFile> program = MappedFile::Open("/proc/self/exe");
+  if (!program.ok()) return "unknown";
+  Sha256 digest;
+  digest.Add(program->bytes());
+  return digest.HexDigest();
+}
+
+}  // namespace
+
 std::string Workspace::FactsOfRank() const {
-  std::string facts = fmt::format("build of {} {}\nmodel {}\n", __DATE__, __TIME__, model_hash_);
+  std::string facts = fmt::format("build {}\nmodel {}\n", ProgramDigest(), model_hash_);
   for (const std::string& kv : options_.kv) facts += fmt::format("--kv {}\n", kv);
   facts += fmt::format("--dtype {}\n-c {}\n--deterministic {}\n", RowTypeName(row_type()),
                        context_tokens_, options_.deterministic);

@@ -1,0 +1,30 @@
+// A group whose ranks are processes that mpirun started, on one machine or several, by OpenMPI 4.1.
+// Programs that are started without it are a group of one, and MPI is not started.
+#pragma once
+
+#include <memory>
+
+#include "base/status.h"
+#include "comm/communicator.h"
+
+namespace kvlathe {
+
+// Joins the group of this process, once a process. Messages travel by MPI's own transports (shared
+// memory, TCP, InfiniBand), which `mpirun --mca btl` chooses; a rank that waits sleeps
+// (wait_pause.h) and does not spin as MPI's own calls do. The group ends cleanly (MPI_Finalize,
+// which waits for all ranks) when the communicator and all that it was split into are destroyed,
+// and is left as it is after an error. kUnimplemented in a build without MPI (-DKVLATHE_MPI=OFF)
+// that mpirun started; kInvalidArgument when it is called twice; kUnavailable where MPI cannot
+// start or a rank does not come within half a minute.
+StatusOr<std::unique_ptr<Communicator>> JoinMpi();
+
+// Whether this process was started as one of a group (by mpirun or another starter that speaks PMIx
+// or PMI).
+bool IsStartedByMpi();
+
+// Ends this process with exit_code, and with it all ranks of its group, also those that are stopped
+// or hang: for programs, after an error that a communicator returned. Without a group it ends this
+// process alone. No destructor runs; what was written to standard streams is flushed first.
+[[noreturn]] void EndGroup(int exit_code);
+
+}  // namespace kvlathe
