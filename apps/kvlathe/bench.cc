@@ -56,15 +56,17 @@ std::vector<ModelBenchCase> ListTests(const BenchModelOptions& options) {
   return tests;
 }
 
-Status RunModelBench(const BenchModelOptions& options) {
+StatusOr<std::unique_ptr<Workspace>> OpenBenchedModel(const BenchModelOptions& options) {
   const bool random = !options.random_model.empty();
   if (random != options.model.model.empty()) {
     return Error(StatusCode::kInvalidArgument, "give one of -m DIR and --random-model CONFIG.json");
   }
-  KVL_ASSIGN_OR_RETURN(
-      auto workspace,
-      random ? OpenRandomWorkspace(options.random_model, options.model, options.compression)
-             : OpenWorkspace(options.model));
+  return random ? OpenRandomWorkspace(options.random_model, options.model, options.compression)
+                : OpenWorkspace(options.model);
+}
+
+Status RunModelBench(const BenchModelOptions& options) {
+  KVL_ASSIGN_OR_RETURN(auto workspace, OpenBenchedModel(options));
   std::vector<std::string> specs = options.model.kv;
   if (specs.empty()) specs = {"none"};
   std::vector<ModelBenchRow> rows;
@@ -95,7 +97,8 @@ Status RunModelBench(const BenchModelOptions& options) {
     fmt::print("{}\n", ToJson(rows).dump());
   } else {
     const std::string name =
-        std::filesystem::path(random ? options.random_model : options.model.model)
+        std::filesystem::path(options.random_model.empty() ? options.model.model
+                                                           : options.random_model)
             .lexically_normal()
             .stem()
             .string();
@@ -114,6 +117,7 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
   AddModelOptions(verb, &options->model);
   verb->get_option("--model")->required(false);
   AddCacheOptions(verb, &options->model, "none");
+  AddRankOptions(verb, verbs, &options->model, [options] { return OpenBenchedModel(*options); });
   verb->remove_option(verb->get_option("--schedule"));
   verb->add_option("--schedule", options->schedules, "how attention is split over threads, a list")
       ->delimiter(',')

@@ -50,6 +50,7 @@ void AddCompareVerb(Verbs* verbs) {
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model,
                   "none, kivi(bits=4,group=64), lathe(ratio=4), lathe(ratio=6)");
+  AddRankOptions(verb, verbs, &options->model, [options] { return OpenWorkspace(options->model); });
   verb->add_option("--rate", options->rates,
                    "share removed where --kv says resident=full, in the place of its own; repeats")
       ->allow_extra_args(false);

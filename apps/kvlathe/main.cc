@@ -1,24 +1,16 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
 #include <csignal>
 
 #include "kvlathe/options.h"
+#include "kvlathe/rank_run.h"
 #include "kvlathe/suggestions.h"
 
 namespace kvlathe {
 namespace {
-
-// An error is one line on stderr: what, where, what to do.
-int ReportError(const Status& status) {
-  std::string message = MessageOf(status);
-  for (char& c : message) {
-    if (c == '\n') c = ' ';
-  }
-  fmt::print(stderr, "kvlathe: {}\n", message);
-  return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
-}
 
 const auto kAnyVerb = [](const CLI::App*) { return true; };
 
@@ -106,7 +98,7 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", "kvlathe " KVLATHE_VERSION);
   app.footer("Example: kvlathe compare -m models/lathe-nano --kv none --kv 'lathe(ratio=4)'");
-  Verbs verbs{&app, nullptr};
+  Verbs verbs{&app, nullptr, nullptr};
   AddRunVerb(&verbs);
   AddChatVerb(&verbs);
   AddServeVerb(&verbs);
@@ -134,6 +126,7 @@ int Main(int argc, char** argv) {
   if (const Status status = CheckWords(app, arguments, &verb); !status.ok()) {
     return ReportError(status);
   }
+  const std::string command = fmt::format("{}", fmt::join(arguments, " "));
   std::reverse(arguments.begin(), arguments.end());  // the order that CLI11 takes
   try {
     app.parse(std::move(arguments));
@@ -143,6 +136,7 @@ int Main(int argc, char** argv) {
     return ReportError(
         Error(StatusCode::kInvalidArgument, "{}; see {} --help", error.what(), CommandOf(*verb)));
   }
+  if (RunsOnRanks(verbs)) return RunOnRanks(verbs, command);
   const Status status = verbs.chosen();
   if (!status.ok()) return ReportError(status);
   if (std::fflush(stdout) != 0) {

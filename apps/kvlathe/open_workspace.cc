@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/units.h"
+#include "lockstep/rank_group.h"
 #include "runtime/named_model.h"
 
 namespace kvlathe {
@@ -40,6 +41,8 @@ StatusOr<OpenOptions> OpenOptionsOf(const ModelOptions& options) {
   open.row_type = options.dtype == "f32" ? DType::kF32 : DType::kBf16;
   open.weights = ParseWeightType(options.weights_name);
   open.schedule = ParseSchedule(options.schedule_name);
+  // What all ranks would say, rank 0 says.
+  if (options.ranks != nullptr && !options.ranks->is_leader()) return open;
   open.progress = TerminalProgress();
   open.on_note = [](const Note& note) { PrintNote(note); };
   return open;

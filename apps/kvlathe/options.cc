@@ -71,6 +71,26 @@ void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& de
                 "identical bits whatever runs beside a sequence; slower prompts");
 }
 
+void AddRankOptions(CLI::App* app, Verbs* verbs, ModelOptions* options,
+                    std::function<StatusOr<std::unique_ptr<Workspace>>()> open) {
+  auto ranked = std::make_shared<RankedVerb>();
+  ranked->model = options;
+  ranked->open = std::move(open);
+  app->add_option("--tp", ranked->grid.n_tensor_ranks,
+                  "ranks that share the heads and columns of every layer: mpirun -n TP*PP kvlathe "
+                  "...; -t and --kv-memory are of each rank")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app->add_option("--pp", ranked->grid.n_stages, "stages among which the layers are divided")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app->add_option("--rank-timeout", ranked->timeout_s,
+                  "seconds after which a rank that does not answer ends the group")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  app->parse_complete_callback([verbs, ranked] { verbs->ranked = ranked; });
+}
+
 void AddMaxTokensOption(CLI::App* app, int* max_tokens, const std::string& help) {
   app->add_option("-n,--max-tokens", *max_tokens, help)
       ->check([](const std::string& text) -> std::string {

@@ -4,14 +4,19 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "model/model_shard.h"
 #include "runtime/open_options.h"
 
 namespace kvlathe {
+
+struct Verbs;
+class Workspace;
 
 // What the verbs that use a model share.
 struct ModelOptions : OpenOptions {
@@ -29,6 +34,10 @@ void AddModelOptions(CLI::App* app, ModelOptions* options);
 // --kv, --basis, --profile, --kv-memory, -c, --schedule, --deterministic.
 void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& default_kv);
 
+// --tp, --pp, --rank-timeout of a verb that opens its model with `open`.
+void AddRankOptions(CLI::App* app, Verbs* verbs, ModelOptions* options,
+                    std::function<StatusOr<std::unique_ptr<Workspace>>()> open);
+
 // -n: how many tokens to generate, at least 1, or kUntilTheEnd.
 inline constexpr int kUntilTheEnd = -1;
 void AddMaxTokensOption(CLI::App* app, int* max_tokens, const std::string& help);
@@ -42,10 +51,20 @@ std::optional<WeightType> ParseWeightType(const std::string& name);
 // static, lpt or balanced, checked when parsed.
 Schedule ParseSchedule(const std::string& name);
 
+// A verb whose model several ranks may share.
+struct RankedVerb {
+  ModelOptions* model = nullptr;
+  RankGrid grid;
+  double timeout_s = 4;
+  // Opens the model as the verb does.
+  std::function<StatusOr<std::unique_ptr<Workspace>>()> open;
+};
+
 // A verb registers itself and leaves here what is to run.
 struct Verbs {
   CLI::App* app;
   std::function<Status()> chosen;
+  std::shared_ptr<RankedVerb> ranked;  // of the verb that is chosen, where it has AddRankOptions
 
   // The subcommand with its help; `run` is called when it is chosen and parsed.
   CLI::App* Add(const std::string& name, const std::string& summary, const std::string& example,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "cpu/rotate_and_map.h"
 
 namespace kvlathe {

@@ -31,42 +31,41 @@ Status Follower::Run() {
   for (;;) {
     KVL_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes,
                          ranks_.ReceiveMessage(0, /*wait_forever=*/true));
-    KVL_ASSIGN_OR_RETURN(const Order order, DecodeOrder(bytes));
+    KVL_ASSIGN_OR_RETURN(const RankOrder order, DecodeOrder(bytes));
     for (const CacheEvent& event : order.events) KVL_RETURN_IF_ERROR(Take(event));
-    if (order.kind == Order::Kind::kEnd) return OkStatus();
-    if (order.kind == Order::Kind::kForgetModel) {
+    if (order.kind == RankOrder::Kind::kEnd) return OkStatus();
+    if (order.kind == RankOrder::Kind::kForgetModel) {
       models_.erase(order.model);
       continue;
     }
-    Answer answer;
+    RankAnswer answer;
     KVL_RETURN_IF_ERROR(CarryOut(order, &answer));
     KVL_RETURN_IF_ERROR(Answers(std::move(answer)));
   }
 }
 
-Status Follower::Answers(Answer answer) {
+Status Follower::Answers(RankAnswer answer) {
   for (const auto& [number, pool] : pools_) {
     answer.pools.push_back({number, pool->usage().used_bytes});
   }
   return ranks_.SendMessage(0, Encode(answer));
 }
 
-Status Follower::CarryOut(const Order& order, Answer* answer) {
+Status Follower::CarryOut(const RankOrder& order, RankAnswer* answer) {
   Status done;
   switch (order.kind) {
-    case Order::Kind::kMakeModel:
+    case RankOrder::Kind::kMakeModel:
       done = Make(order);
       break;
-    case Order::Kind::kStep:
+    case RankOrder::Kind::kStep:
       return RunStep(order, answer);
-    case Order::Kind::kPress:
-      return ModelOf(order.model)
-          ->PressRun(CacheOf(order.cache), static_cast<int>(order.run_idx));
-    case Order::Kind::kSave:
-    case Order::Kind::kRestore:
-    case Order::Kind::kNothing:
-    case Order::Kind::kForgetModel:
-    case Order::Kind::kEnd:
+    case RankOrder::Kind::kPress:
+      return ModelOf(order.model)->PressRun(CacheOf(order.cache), static_cast<int>(order.run_idx));
+    case RankOrder::Kind::kSave:
+    case RankOrder::Kind::kRestore:
+    case RankOrder::Kind::kNothing:
+    case RankOrder::Kind::kForgetModel:
+    case RankOrder::Kind::kEnd:
       break;
   }
   if (done.ok()) return OkStatus();
@@ -75,7 +74,7 @@ Status Follower::CarryOut(const Order& order, Answer* answer) {
   return OkStatus();
 }
 
-Status Follower::Make(const Order& order) {
+Status Follower::Make(const RankOrder& order) {
   KVL_ASSIGN_OR_RETURN(
       std::unique_ptr<Model> model,
       make_model_(order.kv, order.rate < 0 ? std::nullopt : std::optional(order.rate)));
@@ -83,9 +82,9 @@ Status Follower::Make(const Order& order) {
   return OkStatus();
 }
 
-Status Follower::RunStep(const Order& order, Answer* answer) {
+Status Follower::RunStep(const RankOrder& order, RankAnswer* answer) {
   std::vector<SequenceStep> steps;
-  for (const Order::Part& part : order.parts) {
+  for (const RankOrder::Part& part : order.parts) {
     steps.push_back({.cache = CacheOf(part.cache),
                      .token_ids = part.token_ids,
                      .logits = static_cast<SequenceStep::Logits>(part.logits)});
@@ -106,8 +105,8 @@ Status Follower::Take(const CacheEvent& event) {
     case CacheEvent::Kind::kPoolMade: {
       // All models are of the memory of one machine.
       KVL_CHECK(!models_.empty());
-      pools_[event.subject] = std::make_unique<BlockPool>(
-          kNoBudget, &models_.begin()->second->machine().memory());
+      pools_[event.subject] =
+          std::make_unique<BlockPool>(kNoBudget, &models_.begin()->second->machine().memory());
       return OkStatus();
     }
     case CacheEvent::Kind::kPoolGone:

@@ -34,11 +34,11 @@ class Follower {
  private:
   Status Take(const CacheEvent& event);
   Status TakeCacheEvent(const CacheEvent& event);
-  Status CarryOut(const Order& order, Answer* answer);
+  Status CarryOut(const RankOrder& order, RankAnswer* answer);
   // An error of it is told to rank 0, which goes on without the model.
-  Status Make(const Order& order);
-  Status RunStep(const Order& order, Answer* answer);
-  Status Answers(Answer answer);
+  Status Make(const RankOrder& order);
+  Status RunStep(const RankOrder& order, RankAnswer* answer);
+  Status Answers(RankAnswer answer);
   SequenceCache* CacheOf(int64_t number) const;
   Model* ModelOf(int64_t number) const;
 

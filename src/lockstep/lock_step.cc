@@ -14,19 +14,19 @@ int64_t LockStep::NumberOf(const Model& model) const {
   return known->number;
 }
 
-Status LockStep::Tell(Order order) {
+Status LockStep::Tell(RankOrder order) {
   order.events = std::exchange(events_, {});
   const std::vector<std::byte> bytes = Encode(order);
   for (int r = 1; r < ranks_.size(); ++r) KVL_RETURN_IF_ERROR(ranks_.SendMessage(r, bytes));
   return OkStatus();
 }
 
-StatusOr<std::vector<Answer>> LockStep::Hear() {
-  std::vector<Answer> answers;
+StatusOr<std::vector<RankAnswer>> LockStep::Hear() {
+  std::vector<RankAnswer> answers;
   Status first_error;
   for (int r = 1; r < ranks_.size(); ++r) {
     KVL_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, ranks_.ReceiveMessage(r));
-    KVL_ASSIGN_OR_RETURN(Answer answer, DecodeAnswer(bytes));
+    KVL_ASSIGN_OR_RETURN(RankAnswer answer, DecodeAnswer(bytes));
     if (answer.code != 0) {
       first_error.Update(Error(static_cast<StatusCode>(answer.code), "rank {} on {}: {}", r,
                                ranks_.host_of(r), answer.message));
@@ -38,19 +38,19 @@ StatusOr<std::vector<Answer>> LockStep::Hear() {
   return answers;
 }
 
-StatusOr<std::vector<Answer>> LockStep::HearPatiently() {
+StatusOr<std::vector<RankAnswer>> LockStep::HearPatiently() {
   ranks_.set_timeout(patience_);
-  StatusOr<std::vector<Answer>> answers = Hear();
+  StatusOr<std::vector<RankAnswer>> answers = Hear();
   ranks_.set_timeout(timeout_);
   return answers;
 }
 
-void LockStep::TakePools(std::span<const Answer> answers) {
+void LockStep::TakePools(std::span<const RankAnswer> answers) {
   for (const auto& [number, pool] : pools_) {
     const int64_t here = pool->usage().used_bytes;
     int64_t most = here;
-    for (const Answer& answer : answers) {
-      for (const Answer::PoolBytes& there : answer.pools) {
+    for (const RankAnswer& answer : answers) {
+      for (const RankAnswer::PoolBytes& there : answer.pools) {
         if (there.pool == number) most = std::max(most, there.used_bytes);
       }
     }
@@ -61,7 +61,7 @@ void LockStep::TakePools(std::span<const Answer> answers) {
 Status LockStep::BeginMake(const std::string& kv, std::optional<double> rate) {
   making_ = ++n_numbers_;
   return Tell(
-      {.kind = Order::Kind::kMakeModel, .model = making_, .kv = kv, .rate = rate.value_or(-1)});
+      {.kind = RankOrder::Kind::kMakeModel, .model = making_, .kv = kv, .rate = rate.value_or(-1)});
 }
 
 Status LockStep::EndMake(const Model* model) {
@@ -70,7 +70,7 @@ Status LockStep::EndMake(const Model* model) {
     models_.push_back({making_, model});
     return OkStatus();
   }
-  made.Update(Tell({.kind = Order::Kind::kForgetModel, .model = making_}));
+  made.Update(Tell({.kind = RankOrder::Kind::kForgetModel, .model = making_}));
   return made;
 }
 
@@ -81,21 +81,21 @@ void LockStep::Forget(const Model& model) {
   models_.erase(known);
   // A rank that does not hear of it any more is found where it should answer next.
   if (!has_dismissed_) {
-    Tell({.kind = Order::Kind::kForgetModel, .model = number}).IgnoreError();
+    Tell({.kind = RankOrder::Kind::kForgetModel, .model = number}).IgnoreError();
   }
 }
 
 Status LockStep::Ask() {
-  KVL_RETURN_IF_ERROR(Tell({.kind = Order::Kind::kNothing}));
+  KVL_RETURN_IF_ERROR(Tell({.kind = RankOrder::Kind::kNothing}));
   return Hear().status();
 }
 
 void LockStep::Dismiss() {
-  if (!std::exchange(has_dismissed_, true)) Tell({.kind = Order::Kind::kEnd}).IgnoreError();
+  if (!std::exchange(has_dismissed_, true)) Tell({.kind = RankOrder::Kind::kEnd}).IgnoreError();
 }
 
 Status LockStep::BeginStep(const Model& model, std::span<const SequenceStep> steps) {
-  Order order = {.kind = Order::Kind::kStep, .model = NumberOf(model)};
+  RankOrder order = {.kind = RankOrder::Kind::kStep, .model = NumberOf(model)};
   for (const SequenceStep& step : steps) {
     order.parts.push_back({.cache = step.cache->number(),
                            .logits = static_cast<uint8_t>(step.logits),
@@ -105,31 +105,31 @@ Status LockStep::BeginStep(const Model& model, std::span<const SequenceStep> ste
 }
 
 Status LockStep::BeginPress(const Model& model, const SequenceCache& cache, int run_idx) {
-  return Tell({.kind = Order::Kind::kPress,
+  return Tell({.kind = RankOrder::Kind::kPress,
                .model = NumberOf(model),
                .cache = cache.number(),
                .run_idx = run_idx});
 }
 
 StatusOr<std::vector<StepLeader::Failure>> LockStep::End() {
-  KVL_ASSIGN_OR_RETURN(const std::vector<Answer> answers, Hear());
+  KVL_ASSIGN_OR_RETURN(const std::vector<RankAnswer> answers, Hear());
   std::vector<Failure> failures;
   for (size_t i = 0; i < answers.size(); ++i) {
     const int rank = static_cast<int>(i) + 1;
-    for (const Answer::Failure& failure : answers[i].failures) {
-      failures.push_back({failure.step_idx,
-                          Error(static_cast<StatusCode>(failure.code), "rank {} on {}: {}", rank,
-                                ranks_.host_of(rank), failure.message)});
+    for (const RankAnswer::Failure& failure : answers[i].failures) {
+      failures.push_back(
+          {failure.step_idx, Error(static_cast<StatusCode>(failure.code), "rank {} on {}: {}", rank,
+                                   ranks_.host_of(rank), failure.message)});
     }
   }
   return failures;
 }
 
 StatusOr<std::vector<std::string>> LockStep::SaveParts(const SequenceCache& cache) {
-  KVL_RETURN_IF_ERROR(Tell({.kind = Order::Kind::kSave, .cache = cache.number()}));
-  KVL_ASSIGN_OR_RETURN(std::vector<Answer> answers, HearPatiently());
+  KVL_RETURN_IF_ERROR(Tell({.kind = RankOrder::Kind::kSave, .cache = cache.number()}));
+  KVL_ASSIGN_OR_RETURN(std::vector<RankAnswer> answers, HearPatiently());
   std::vector<std::string> parts;
-  for (Answer& answer : answers) parts.push_back(std::move(answer.payload));
+  for (RankAnswer& answer : answers) parts.push_back(std::move(answer.payload));
   return parts;
 }
 
@@ -137,10 +137,10 @@ Status LockStep::RestoreParts(const SequenceCache& cache, std::span<const std::s
   KVL_CHECK_EQ(std::ssize(parts), ranks_.size() - 1);
   std::vector<CacheEvent> events = std::exchange(events_, {});
   for (int r = 1; r < ranks_.size(); ++r) {
-    const std::vector<std::byte> bytes = Encode(Order{.kind = Order::Kind::kRestore,
-                                                      .events = events,
-                                                      .cache = cache.number(),
-                                                      .payload = parts[r - 1]});
+    const std::vector<std::byte> bytes = Encode(RankOrder{.kind = RankOrder::Kind::kRestore,
+                                                          .events = events,
+                                                          .cache = cache.number(),
+                                                          .payload = parts[r - 1]});
     KVL_RETURN_IF_ERROR(ranks_.SendMessage(r, bytes));
   }
   return HearPatiently().status();
@@ -180,14 +180,12 @@ void LockStep::CacheGone(int64_t cache) {
 }
 
 void LockStep::PromptSet(int64_t cache, int64_t n_prompt, int64_t n_generated) {
-  events_.push_back({.kind = CacheEvent::Kind::kPromptSet,
-                     .subject = cache,
-                     .numbers = {n_prompt, n_generated}});
+  events_.push_back(
+      {.kind = CacheEvent::Kind::kPromptSet, .subject = cache, .numbers = {n_prompt, n_generated}});
 }
 
 void LockStep::Extended(int64_t cache, int n_new) {
-  events_.push_back(
-      {.kind = CacheEvent::Kind::kExtended, .subject = cache, .numbers = {n_new}});
+  events_.push_back({.kind = CacheEvent::Kind::kExtended, .subject = cache, .numbers = {n_new}});
 }
 
 void LockStep::Cleared(int64_t cache) {

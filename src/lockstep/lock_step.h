@@ -36,7 +36,8 @@ class LockStep : public StepLeader, public CacheJournal {
   Status BeginMake(const std::string& kv, std::optional<double> rate);
   Status EndMake(const Model* model);
 
-  // The parts of the cache that the other ranks hold, as they would be saved, in the order of ranks.
+  // The parts of the cache that the other ranks hold, as they would be saved, in the order of
+  // ranks.
   StatusOr<std::vector<std::string>> SaveParts(const SequenceCache& cache);
   // Has the others take these for their parts of the cache, which is empty there.
   Status RestoreParts(const SequenceCache& cache, std::span<const std::string> parts);
@@ -74,13 +75,13 @@ class LockStep : public StepLeader, public CacheJournal {
   };
 
   // Sends it with the events so far.
-  Status Tell(Order order);
+  Status Tell(RankOrder order);
   // Of all others, in the order of ranks. An answer that says the order was not carried out is an
   // error that names its rank and host.
-  StatusOr<std::vector<Answer>> Hear();
-  StatusOr<std::vector<Answer>> HearPatiently();
+  StatusOr<std::vector<RankAnswer>> Hear();
+  StatusOr<std::vector<RankAnswer>> HearPatiently();
   // Takes over what the answers say of pools.
-  void TakePools(std::span<const Answer> answers);
+  void TakePools(std::span<const RankAnswer> answers);
   int64_t NumberOf(const Model& model) const;
 
   Communicator& ranks_;

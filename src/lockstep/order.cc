@@ -60,11 +60,12 @@ class MessageReader {
   ByteReader reader_;
 };
 
-bool ReadOrder(MessageReader* in, Order* order) {
+bool ReadOrder(MessageReader* in, RankOrder* order) {
   uint64_t n_parts = 0;
   uint8_t kind = 0;
-  if (!in->Number(&kind) || kind >= Order::kNumKinds || !in->Array(&order->events)) return false;
-  order->kind = static_cast<Order::Kind>(kind);
+  if (!in->Number(&kind) || kind >= RankOrder::kNumKinds || !in->Array(&order->events))
+    return false;
+  order->kind = static_cast<RankOrder::Kind>(kind);
   for (const CacheEvent& event : order->events) {
     if (static_cast<uint8_t>(event.kind) >= CacheEvent::kNumKinds) return false;
   }
@@ -73,7 +74,7 @@ bool ReadOrder(MessageReader* in, Order* order) {
     return false;
   }
   order->parts.resize(n_parts);
-  for (Order::Part& part : order->parts) {
+  for (RankOrder::Part& part : order->parts) {
     if (!in->Number(&part.cache) || !in->Number(&part.logits) || !in->Array(&part.token_ids)) {
       return false;
     }
@@ -81,13 +82,13 @@ bool ReadOrder(MessageReader* in, Order* order) {
   return in->Text(&order->payload) && in->is_at_end();
 }
 
-bool ReadAnswer(MessageReader* in, Answer* answer) {
+bool ReadAnswer(MessageReader* in, RankAnswer* answer) {
   uint64_t n_failures = 0;
   if (!in->Number(&answer->code) || !in->Text(&answer->message) || !in->Count(&n_failures)) {
     return false;
   }
   answer->failures.resize(n_failures);
-  for (Answer::Failure& failure : answer->failures) {
+  for (RankAnswer::Failure& failure : answer->failures) {
     if (!in->Number(&failure.step_idx) || !in->Number(&failure.code) ||
         !in->Text(&failure.message)) {
       return false;
@@ -97,13 +98,14 @@ bool ReadAnswer(MessageReader* in, Answer* answer) {
 }
 
 Status NoMessage() {
-  return Error(StatusCode::kDataLoss,
-               "a message of another rank cannot be read; all ranks must be of one build of kvlathe");
+  return Error(
+      StatusCode::kDataLoss,
+      "a message of another rank cannot be read; all ranks must be of one build of kvlathe");
 }
 
 }  // namespace
 
-std::vector<std::byte> Encode(const Order& order) {
+std::vector<std::byte> Encode(const RankOrder& order) {
   MessageWriter out;
   out.Number(static_cast<uint8_t>(order.kind));
   out.Array(order.events);
@@ -113,7 +115,7 @@ std::vector<std::byte> Encode(const Order& order) {
   out.Text(order.kv);
   out.Number(order.rate);
   out.Number<uint64_t>(order.parts.size());
-  for (const Order::Part& part : order.parts) {
+  for (const RankOrder::Part& part : order.parts) {
     out.Number(part.cache);
     out.Number(part.logits);
     out.Array(part.token_ids);
@@ -122,12 +124,12 @@ std::vector<std::byte> Encode(const Order& order) {
   return out.Take();
 }
 
-std::vector<std::byte> Encode(const Answer& answer) {
+std::vector<std::byte> Encode(const RankAnswer& answer) {
   MessageWriter out;
   out.Number(answer.code);
   out.Text(answer.message);
   out.Number<uint64_t>(answer.failures.size());
-  for (const Answer::Failure& failure : answer.failures) {
+  for (const RankAnswer::Failure& failure : answer.failures) {
     out.Number(failure.step_idx);
     out.Number(failure.code);
     out.Text(failure.message);
@@ -137,15 +139,15 @@ std::vector<std::byte> Encode(const Answer& answer) {
   return out.Take();
 }
 
-StatusOr<Order> DecodeOrder(std::span<const std::byte> bytes) {
-  Order order;
+StatusOr<RankOrder> DecodeOrder(std::span<const std::byte> bytes) {
+  RankOrder order;
   MessageReader in(bytes);
   if (!ReadOrder(&in, &order)) return NoMessage();
   return order;
 }
 
-StatusOr<Answer> DecodeAnswer(std::span<const std::byte> bytes) {
-  Answer answer;
+StatusOr<RankAnswer> DecodeAnswer(std::span<const std::byte> bytes) {
+  RankAnswer answer;
   MessageReader in(bytes);
   if (!ReadAnswer(&in, &answer)) return NoMessage();
   return answer;

@@ -12,20 +12,20 @@
 
 namespace kvlathe {
 
-// Something that was done to a cache or a pool (kv/blocks/cache_journal.h), by the numbers that they
-// have on rank 0.
+// Something that was done to a cache or a pool (kv/blocks/cache_journal.h), by the numbers that
+// they have on rank 0.
 struct CacheEvent {
   enum class Kind : uint8_t {
-    kPoolMade,    // subject: the pool
-    kPoolGone,    // subject: the pool
-    kCacheMade,   // subject: the cache, other: the pool, numbers: {the model}, rate
-    kCacheGone,   // subject: the cache, as from here on
-    kPromptSet,   // numbers: {n_prompt, n_generated}
-    kExtended,    // numbers: {n_new}
+    kPoolMade,   // subject: the pool
+    kPoolGone,   // subject: the pool
+    kCacheMade,  // subject: the cache, other: the pool, numbers: {the model}, rate
+    kCacheGone,  // subject: the cache, as from here on
+    kPromptSet,  // numbers: {n_prompt, n_generated}
+    kExtended,   // numbers: {n_new}
     kCleared,
-    kCopied,      // other: the copy
-    kKept,        // other: what shares, numbers: PrefixPlace
-    kForked,      // likewise
+    kCopied,  // other: the copy
+    kKept,    // other: what shares, numbers: PrefixPlace
+    kForked,  // likewise
     kKeptSet,
     kFailed,
   };
@@ -39,7 +39,7 @@ struct CacheEvent {
 };
 
 // The events come first, then what the kind says.
-struct Order {
+struct RankOrder {
   enum class Kind : uint8_t {
     kMakeModel,    // number `model`, of the spec `kv`
     kForgetModel,  // `model`
@@ -70,7 +70,7 @@ struct Order {
   std::string payload;
 };
 
-struct Answer {
+struct RankAnswer {
   struct Failure {
     int32_t step_idx = 0;
     int32_t code = 0;
@@ -89,10 +89,10 @@ struct Answer {
   std::string payload;  // of kSave
 };
 
-std::vector<std::byte> Encode(const Order& order);
-std::vector<std::byte> Encode(const Answer& answer);
+std::vector<std::byte> Encode(const RankOrder& order);
+std::vector<std::byte> Encode(const RankAnswer& answer);
 // kDataLoss where the bytes are no such message: ranks of different builds.
-StatusOr<Order> DecodeOrder(std::span<const std::byte> bytes);
-StatusOr<Answer> DecodeAnswer(std::span<const std::byte> bytes);
+StatusOr<RankOrder> DecodeOrder(std::span<const std::byte> bytes);
+StatusOr<RankAnswer> DecodeAnswer(std::span<const std::byte> bytes);
 
 }  // namespace kvlathe

@@ -41,10 +41,11 @@ StatusOr<std::unique_ptr<RankGroup>> MakeRankGroup(std::unique_ptr<Communicator>
                                                    const RankGrid& grid,
                                                    const RankPatience& patience) {
   if (all->size() != grid.n_ranks()) {
-    return Error(StatusCode::kInvalidArgument,
-                 "--tp {} and --pp {} need {} ranks, and there are {}; start them with mpirun -n {} "
-                 "kvlathe ...",
-                 grid.n_tensor_ranks, grid.n_stages, grid.n_ranks(), all->size(), grid.n_ranks());
+    return Error(
+        StatusCode::kInvalidArgument,
+        "--tp {} and --pp {} need {} ranks, and there are {}; start them with mpirun -n {} "
+        "kvlathe ...",
+        grid.n_tensor_ranks, grid.n_stages, grid.n_ranks(), all->size(), grid.n_ranks());
   }
   auto group = std::make_unique<RankGroup>();
   group->grid = grid;
@@ -85,11 +86,12 @@ Status Agree(Communicator* all, const RankCard& card) {
   }
   for (int r = 1; r < all->size(); ++r) {
     if (cards[r] == cards[0]) continue;
-    return Error(StatusCode::kInvalidArgument,
-                 "rank {} on {} has another {} than rank 0 on {} ({}); all ranks must have the same "
-                 "build, model and options",
-                 r, all->host_of(r), FirstDifference(cards[0], cards[r]), all->host_of(0),
-                 FirstDifference(cards[r], cards[0]));
+    return Error(
+        StatusCode::kInvalidArgument,
+        "rank {} on {} has another {} than rank 0 on {} ({}); all ranks must have the same "
+        "build, model and options",
+        r, all->host_of(r), FirstDifference(cards[0], cards[r]), all->host_of(0),
+        FirstDifference(cards[r], cards[0]));
   }
   return OkStatus();
 }

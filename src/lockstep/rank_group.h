@@ -23,6 +23,7 @@ struct RankGroup {
   std::unique_ptr<Communicator> stage;  // the tensor ranks of this rank's stage
   std::unique_ptr<LockStep> leader;     // on rank 0, once all have agreed
   RankPatience patience;
+  std::string command;  // that runs on every rank, as it was typed
 
   // Once all ranks have agreed.
   void BeginLockStep();

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "base/threads.h"
 #include "format/open_entry.h"
 #include "format/packed_layout.h"
 #include "machine/device.h"

@@ -58,7 +58,7 @@ struct Activations {
   MachineBuffer mlp_in;    // [n_tokens, mlp_rows()] f32
   MachineBuffer gated;     // [n_tokens, ffn_dim] types.activations
   MachineBuffer added;     // [n_tokens, hidden_dim] f32, where what is added to the stream is
-                        // normalised or summed over ranks
+                           // normalised or summed over ranks
 
   // Makes room for n_tokens rows of every buffer. kResourceExhausted when the system has no memory.
   Status Reserve(const ActivationWidths& widths);

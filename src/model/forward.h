@@ -50,8 +50,8 @@ struct ForwardProfile {
     for (double ForwardProfile::*part :
          {&ForwardProfile::linear, &ForwardProfile::rotate, &ForwardProfile::append,
           &ForwardProfile::attention, &ForwardProfile::plan, &ForwardProfile::rebuild,
-          &ForwardProfile::seal, &ForwardProfile::prune, &ForwardProfile::messages, &ForwardProfile::waiting,
-          &ForwardProfile::other}) {
+          &ForwardProfile::seal, &ForwardProfile::prune, &ForwardProfile::messages,
+          &ForwardProfile::waiting, &ForwardProfile::other}) {
       this->*part += sign * more.*part;
     }
   }

@@ -39,8 +39,9 @@ class Model {
 
   // Runs one step. Logits of the tokens asked for are in order of the batch behind logits().
   // Without a basis `observer`, which a shard does not have, sees rows as the model makes them.
-  // kResourceExhausted when there is no memory for activations, kInvalidArgument past the table of a model with learned positions;
-  // otherwise the error of the first sequence that fails (ForwardEach).
+  // kResourceExhausted when there is no memory for activations, kInvalidArgument past the table of
+  // a model with learned positions; otherwise the error of the first sequence that fails
+  // (ForwardEach).
   Status Forward(std::span<const SequenceStep> steps, QkvObserver* observer = nullptr);
   // Runs one step in which a sequence that fails harms no other: (*failures)[i] says why steps[i]
   // failed, and is OK for the rest, whose caches and logits are what they would be without it.
@@ -112,7 +113,8 @@ class Model {
   // Sets has_logits_ and has_hidden_.
   void NoteWantedRows(std::span<const SequenceStep> steps);
   Status PlaceTokens(std::span<const SequenceStep> steps);
-  // Places the tokens of a step, or of a group of its sequences, and makes room for what it computes.
+  // Places the tokens of a step, or of a group of its sequences, and makes room for what it
+  // computes.
   StatusOr<ForwardState> Begin(std::span<const SequenceStep> steps, QkvObserver* observer);
   void EmbedTokens();
   // The layers and the logits; failures_ tells which sequences failed.
@@ -145,8 +147,8 @@ class Model {
   RotationTables rotations_;
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
-  std::vector<BlockShape> row_shapes_;    // CachePlan::row_shapes
-  RanksAtRate ranks_at_;                  // null: rates are not offered
+  std::vector<BlockShape> row_shapes_;  // CachePlan::row_shapes
+  RanksAtRate ranks_at_;                // null: rates are not offered
   struct RateLayout {
     double rate;
     CacheLayout layout;

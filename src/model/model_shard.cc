@@ -64,14 +64,14 @@ StatusOr<ModelShard> ShardOf(const ModelConfig& model, const RankGrid& grid, int
   const std::vector<Range> heads_of = DivideHeads(model.n_kv_heads, n_tensor);
   shard.kv_heads = heads_of[shard.tensor_rank];
   // Weights of the attention of a KV head, in columns of the feed-forward part.
-  const double of_head = 2.0 * (model.gqa_group() + 1) * model.head_dim / (model.has_gate() ? 3 : 2);
+  const double of_head =
+      2.0 * (model.gqa_group() + 1) * model.head_dim / (model.has_gate() ? 3 : 2);
   std::vector<double> of_ranks;
   for (const Range& heads : heads_of) {
     of_ranks.push_back(of_head * static_cast<double>(heads.end - heads.begin));
   }
   shard.ffn_columns = BalancedColumns(model.ffn_dim, of_ranks)[shard.tensor_rank];
-  shard.words =
-      BalancedColumns(model.vocab_size, std::vector<double>(n_tensor))[shard.tensor_rank];
+  shard.words = BalancedColumns(model.vocab_size, std::vector<double>(n_tensor))[shard.tensor_rank];
   return shard;
 }
 

@@ -36,8 +36,8 @@ class StepLeader {
 
 // Null pointers where a model is whole.
 struct RankLinks {
-  Communicator* ranks = nullptr;   // all that share the model: rank r of RankGrid is rank r here
-  StepLeader* leader = nullptr;    // on rank 0
+  Communicator* ranks = nullptr;  // all that share the model: rank r of RankGrid is rank r here
+  StepLeader* leader = nullptr;   // on rank 0
 };
 
 }  // namespace kvlathe

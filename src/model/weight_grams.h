@@ -17,7 +17,8 @@ class WeightGrams {
   using HeadVectors = std::vector<std::vector<float>>;
 
   // `weights` outlives this. Errors are those of its reader.
-  explicit WeightGrams(ModelWeights* weights) : weights_(*weights), config_(weights->whole_config()) {}
+  explicit WeightGrams(ModelWeights* weights)
+      : weights_(*weights), config_(weights->whole_config()) {}
 
   // Returns W_V,h^T W_V,h of every layer and KV head, in the (D x d) orientation of y = x W; FDC
   // and Palu decompose it. With n_joined, a divisor of n_kv_heads, that many heads count as one of

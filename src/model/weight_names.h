@@ -33,8 +33,8 @@ struct Projection {
   int64_t n_columns() const { return inputs.has_value() ? inputs->end - inputs->begin : n_in; }
 };
 
-// The rows in `wanted`, rising, of the matrices of `parts` below each other; parts without any stay,
-// empty.
+// The rows in `wanted`, rising, of the matrices of `parts` below each other; parts without any
+// stay, empty.
 std::vector<Projection> TakeRows(std::vector<Projection> parts, std::span<const Range> wanted);
 
 class WeightNames {

@@ -75,21 +75,18 @@ ModelWeights::ModelWeights(const ModelConfig& config, const ModelShard& shard,
       names_(whole_, reader_.source()),
       held_names_(&names_, &whole_, shard_) {}
 
-StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& config,
-                                                           const NumberTypes& types,
-                                                           std::unique_ptr<TensorSource> source,
-                                                           std::shared_ptr<Machine> machine,
-                                                           const LoadProgress& progress,
-                                                           const ModelShard* shard) {
+StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(
+    const ModelConfig& config, const NumberTypes& types, std::unique_ptr<TensorSource> source,
+    std::shared_ptr<Machine> machine, const LoadProgress& progress, const ModelShard* shard) {
   if (!machine->residents().Multiplies(types.weights, types.activations)) {
     return Error(StatusCode::kInvalidArgument,
                  "the machine has no products of {} activations with weights of that type",
                  DTypeName(types.activations));
   }
   ThreadPool* const pool = &machine->host_threads();
-  std::unique_ptr<ModelWeights> w(
-      new ModelWeights(config, shard != nullptr ? *shard : WholeModel(config), types,
-                       std::move(source), std::move(machine)));
+  std::unique_ptr<ModelWeights> w(new ModelWeights(config,
+                                                   shard != nullptr ? *shard : WholeModel(config),
+                                                   types, std::move(source), std::move(machine)));
   KVL_RETURN_IF_ERROR(w->LoadEmbeddings(pool));
   const int n_layers = w->config_.n_layers;
   w->layers_.resize(n_layers);
@@ -114,9 +111,9 @@ Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
   // Added once, whoever holds the word.
   if (shard_.is_first_stage() && shard_.adds_biases() &&
       config_.positions == PositionKind::kLearned) {
-    KVL_ASSIGN_OR_RETURN(position_embedding_, AddTable(names_.position_embedding(),
-                                                       config_.max_seq_len,
-                                                       {0, config_.max_seq_len}));
+    KVL_ASSIGN_OR_RETURN(
+        position_embedding_,
+        AddTable(names_.position_embedding(), config_.max_seq_len, {0, config_.max_seq_len}));
   }
   if (!shard_.is_last_stage()) return OkStatus();
   KVL_ASSIGN_OR_RETURN(final_norm_, ReadNorm(names_.final_norm(), config_.hidden_dim));

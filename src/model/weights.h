@@ -1,6 +1,6 @@
-// The weights of a decoder, or of a shard of one, on a machine, laid out once for its products. The basis axis changes W_V
-// and W_O, which are folded anew for each spec; everything else is shared by all specs of a
-// process.
+// The weights of a decoder, or of a shard of one, on a machine, laid out once for its products. The
+// basis axis changes W_V and W_O, which are folded anew for each spec; everything else is shared by
+// all specs of a process.
 #pragma once
 
 #include <functional>
@@ -68,8 +68,9 @@ using LoadProgress = std::function<void(double fraction)>;
 class ModelWeights {
  public:
   // Reads everything but W_V and W_O into the memory of `machine`; source pages are released as
-  // they are read. Of a shard (null: the whole model) only what it holds is read. kDataLoss names the tensor that is missing, has another shape or is not finite,
-  // kInvalidArgument where the machine has no products of such activations with such weights.
+  // they are read. Of a shard (null: the whole model) only what it holds is read. kDataLoss names
+  // the tensor that is missing, has another shape or is not finite, kInvalidArgument where the
+  // machine has no products of such activations with such weights.
   static StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config,
                                                       const NumberTypes& types,
                                                       std::unique_ptr<TensorSource> source,

@@ -13,11 +13,6 @@
 namespace kvlathe {
 namespace {
 
-StatusOr<std::unique_ptr<Workspace>> OpenModel(const ServingOptions& options) {
-  if (options.random_config.empty()) return Workspace::Open(options.open);
-  return Workspace::OpenRandomWithTokenizer(options.random_config, options.tokenizer, options.open);
-}
-
 StatusOr<std::optional<ChatTemplate>> FindTemplate(const ServingOptions& options,
                                                    const Workspace& workspace) {
   if (options.chat.choice.empty() && options.open.model.empty()) return std::nullopt;
@@ -49,6 +44,11 @@ std::string NameOfModel(const ServingOptions& options, const Workspace& workspac
 
 }  // namespace
 
+StatusOr<std::unique_ptr<Workspace>> OpenServedWorkspace(const ServingOptions& options) {
+  if (options.random_config.empty()) return Workspace::Open(options.open);
+  return Workspace::OpenRandomWithTokenizer(options.random_config, options.tokenizer, options.open);
+}
+
 Model* ServingModel::uncompressed() const {
   for (const SpecModel& level : levels) {
     if (level.spec.is_none()) return level.model.get();
@@ -58,7 +58,7 @@ Model* ServingModel::uncompressed() const {
 
 StatusOr<std::unique_ptr<ServingModel>> OpenServingModel(const ServingOptions& options) {
   auto serving = std::make_unique<ServingModel>();
-  KVL_ASSIGN_OR_RETURN(serving->workspace, OpenModel(options));
+  KVL_ASSIGN_OR_RETURN(serving->workspace, OpenServedWorkspace(options));
   Workspace* const workspace = serving->workspace.get();
   KVL_ASSIGN_OR_RETURN(serving->chat_template, FindTemplate(options, *workspace));
   serving->chat_adds_bos = !options.chat.choice.empty() && serving->chat_template.has_value() &&

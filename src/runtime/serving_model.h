@@ -43,6 +43,9 @@ struct ServingModel {
   std::string name;  // of the file or directory: "lathe-nano" of models/lathe-nano/
 };
 
+// The workspace of the model alone: what a rank other than the first opens.
+StatusOr<std::unique_ptr<Workspace>> OpenServedWorkspace(const ServingOptions& options);
+
 // Opens the model and makes its levels; a note says where there is no chat, and what loses much.
 // Errors are those of Workspace::Open and MakeModel, and of a chosen template that is not
 // there or cannot be read.

@@ -110,15 +110,14 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
       options_.progress("loading " + options_.model, fraction);
     };
   }
-  KVL_ASSIGN_OR_RETURN(auto weights,
-                       ModelWeights::Load(config_, NumberTypesOf(options_), std::move(source),
-                                          MakeMachine(threads_.get(), isa_,
-                                                      {.weights = options_.exact_rows,
-                                                       .attention = options_.exact_attention},
-                                                      options_.ranks != nullptr
-                                                          ? options_.ranks->stage.get()
-                                                          : nullptr),
-                                          progress, shard_.has_value() ? &*shard_ : nullptr));
+  KVL_ASSIGN_OR_RETURN(
+      auto weights,
+      ModelWeights::Load(
+          config_, NumberTypesOf(options_), std::move(source),
+          MakeMachine(threads_.get(), isa_,
+                      {.weights = options_.exact_rows, .attention = options_.exact_attention},
+                      options_.ranks != nullptr ? options_.ranks->stage.get() : nullptr),
+          progress, shard_.has_value() ? &*shard_ : nullptr));
   weights_ = std::move(weights);
   if (!options_.weights.has_value()) NoteRemadeWeights();
   // Weights in blocks are multiplied in integers, which every processor has.

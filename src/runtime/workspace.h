@@ -11,8 +11,8 @@
 
 #include "base/cpu_features.h"
 #include "base/threads.h"
-#include "lockstep/rank_group.h"
 #include "kv/spec/spec.h"
+#include "lockstep/rank_group.h"
 #include "model/model.h"
 #include "plan/planner.h"
 #include "runtime/model_statistics.h"
@@ -101,8 +101,8 @@ class Workspace {
                                                         std::unique_ptr<Tokenizer> tokenizer,
                                                         std::optional<double> compression);
   // Has the other ranks of `group` (null: none) agree to what this one has opened.
-  static StatusOr<std::unique_ptr<Workspace>> AgreeOn(
-      RankGroup* group, StatusOr<std::unique_ptr<Workspace>> opened);
+  static StatusOr<std::unique_ptr<Workspace>> AgreeOn(RankGroup* group,
+                                                      StatusOr<std::unique_ptr<Workspace>> opened);
   // What must be the same on all ranks.
   std::string FactsOfRank() const;
   // Of a plan, whole or this rank's shard of it.

@@ -30,21 +30,16 @@ std::string ProgramDigest() {
 }  // namespace
 
 std::string Workspace::FactsOfRank() const {
-  std::string facts = fmt::format("build {}\nmodel {}\n", ProgramDigest(), model_hash_);
-  for (const std::string& kv : options_.kv) facts += fmt::format("--kv {}\n", kv);
-  facts += fmt::format("--dtype {}\n-c {}\n--deterministic {}\n", RowTypeName(row_type()),
-                       context_tokens_, options_.deterministic);
-  facts += fmt::format("--weights {}\n--weights-exact {}\n--attention-exact {}\n",
-                       options_.weights.has_value() ? WeightTypeName(*options_.weights) : "",
-                       options_.exact_rows, options_.exact_attention);
-  return facts;
+  return fmt::format("build {}\nmodel {}\ncommand {}\n", ProgramDigest(), model_hash_,
+                     options_.ranks->command);
 }
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::AgreeOn(
     RankGroup* group, StatusOr<std::unique_ptr<Workspace>> opened) {
   if (group == nullptr) return opened;
-  KVL_RETURN_IF_ERROR(Agree(group->all.get(), {.opened = opened.status(),
-                                               .facts = opened.ok() ? (*opened)->FactsOfRank() : ""}));
+  KVL_RETURN_IF_ERROR(
+      Agree(group->all.get(),
+            {.opened = opened.status(), .facts = opened.ok() ? (*opened)->FactsOfRank() : ""}));
   group->BeginLockStep();
   ModelWeights& weights = (*opened)->weights();
   weights.set_links(group->links());

@@ -260,6 +260,7 @@ void AddRunVerb(Verbs* verbs) {
                  [options] { return Run(*options); });
   AddModelOptions(verb, &options->model);
   AddCacheOptions(verb, &options->model, "none");
+  AddRankOptions(verb, verbs, &options->model, [options] { return OpenWorkspace(options->model); });
   verb->add_option("-p,--prompt", options->prompt, "prompt text");
   verb->add_option("-f,--file", options->prompt_file, "prompt from a file; -: from standard input")
       ->excludes("--prompt");

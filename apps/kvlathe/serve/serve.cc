@@ -290,6 +290,10 @@ void AddServeVerb(Verbs* verbs) {
   AddWeightOptions(verb, &options->model);
   verb->get_option("--model")->required(false);
   AddCacheOptions(verb, &options->model, "none");
+  AddRankOptions(verb, verbs, &options->model, [options]() -> StatusOr<std::unique_ptr<Workspace>> {
+    KVL_ASSIGN_OR_RETURN(const ServingOptions serving, ServingOptionsOf(*options));
+    return OpenServedWorkspace(serving);
+  });
   verb->get_option("--kv")->description(
       "a cache that requests may choose by this text as their \"kv\"; repeats, the first is the "
       "default (default: none)");

@@ -269,8 +269,8 @@ void BlockPool::ReturnAside(int64_t n_bytes) {
 }
 
 bool BlockPool::HasRoomFor(int64_t n_bytes) const {
-  return n_bytes <= state_->budget_bytes - state_->elsewhere_bytes - state_->used_bytes -
-                        state_->aside_bytes;
+  return n_bytes <=
+         state_->budget_bytes - state_->elsewhere_bytes - state_->used_bytes - state_->aside_bytes;
 }
 
 PoolUsage BlockPool::usage() const {

@@ -220,7 +220,8 @@ StatusOr<Weight> WeightReader::Pack(const std::vector<Projection>& parts, const 
   const WeightType type = TypeOf(parts, types);
   int64_t n_out = 0;
   for (const Projection& part : parts) n_out += part.n_out();
-  KVL_ASSIGN_OR_RETURN(Weight matrix, Weight::Create(residents, n_out, parts.front().n_columns(), type));
+  KVL_ASSIGN_OR_RETURN(Weight matrix,
+                       Weight::Create(residents, n_out, parts.front().n_columns(), type));
   int64_t first_out = 0;
   for (const Projection& part : parts) {
     KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Open(part, pool));

@@ -1,0 +1,103 @@
+#include "kvlathe/rank_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "base/threads.h"
+#include "comm/mpi_communicator.h"
+#include "lockstep/rank_group.h"
+
+namespace kvlathe {
+namespace {
+
+// Several ranks on one computer share its processors, unless their starter has bound each to its
+// own.
+void ShareProcessors(const Communicator& all, ModelOptions* options) {
+  const auto n_online = static_cast<int>(std::thread::hardware_concurrency());
+  if (options->n_threads > 0 || AvailableProcessors() < n_online) return;
+  int n_here = 0;
+  for (int r = 0; r < all.size(); ++r) {
+    if (all.host_of(r) == all.host_of(all.rank())) ++n_here;
+  }
+  options->n_threads = std::max(1, AvailableProcessors() / n_here);
+}
+
+// Runs what must not throw.
+template <typename F>
+Status WithoutExceptions(const F& run) {
+  try {
+    return run();
+  } catch (const std::bad_alloc&) {
+    return Error(StatusCode::kResourceExhausted,
+                 "out of memory; use more ranks, a smaller model, context or --kv-memory");
+  } catch (const std::exception& error) {
+    return Error(StatusCode::kInternal, "internal error: {}", error.what());
+  }
+}
+
+Status Lead(const Verbs& verbs, RankGroup* group) {
+  KVL_RETURN_IF_ERROR(WithoutExceptions(verbs.chosen));
+  if (std::fflush(stdout) != 0) {
+    return Error(StatusCode::kResourceExhausted, "standard output cannot be written");
+  }
+  if (group->leader != nullptr) group->leader->Dismiss();
+  return OkStatus();
+}
+
+// `agreed` becomes whether all ranks have opened the model; until then rank 0 reports what is
+// wrong.
+Status FollowLeader(const RankedVerb& verb, bool* agreed) {
+  return WithoutExceptions([&]() -> Status {
+    KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Workspace> workspace, verb.open());
+    *agreed = true;
+    return workspace->Follow();
+  });
+}
+
+}  // namespace
+
+int ReportError(const Status& status) {
+  std::string message = MessageOf(status);
+  for (char& c : message) {
+    if (c == '\n') c = ' ';
+  }
+  fmt::print(stderr, "kvlathe: {}\n", message);
+  return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
+}
+
+bool RunsOnRanks(const Verbs& verbs) {
+  return verbs.ranked != nullptr && (verbs.ranked->grid.n_ranks() > 1 || IsStartedByMpi());
+}
+
+int RunOnRanks(const Verbs& verbs, const std::string& command) {
+  const RankedVerb& verb = *verbs.ranked;
+  StatusOr<std::unique_ptr<Communicator>> all = JoinMpi();
+  if (!all.ok()) return ReportError(all.status());
+  const int rank = (*all)->rank();
+  const std::string host = (*all)->host_of(rank);
+  ShareProcessors(**all, verb.model);
+  RankPatience patience;
+  patience.step = std::chrono::milliseconds(static_cast<int64_t>(verb.timeout_s * 1000));
+  StatusOr<std::unique_ptr<RankGroup>> group =
+      MakeRankGroup(*std::move(all), verb.grid, patience);
+  if (!group.ok()) return rank == 0 ? ReportError(group.status()) : 1;
+  (*group)->command = command;
+  verb.model->ranks = group->get();
+  bool agreed = false;
+  const Status status =
+      rank == 0 ? Lead(verbs, group->get()) : FollowLeader(verb, &agreed);
+  if (status.ok()) return 0;
+  if (rank != 0 && !agreed) return 1;
+  const int code = ReportError(
+      rank == 0 ? status
+                : Error(status.code(), "rank {} on {}: {}", rank, host, MessageOf(status)));
+  EndGroup(code);
+}
+
+}  // namespace kvlathe
