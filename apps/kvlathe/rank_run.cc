@@ -84,14 +84,12 @@ int RunOnRanks(const Verbs& verbs, const std::string& command) {
   ShareProcessors(**all, verb.model);
   RankPatience patience;
   patience.step = std::chrono::milliseconds(static_cast<int64_t>(verb.timeout_s * 1000));
-  StatusOr<std::unique_ptr<RankGroup>> group =
-      MakeRankGroup(*std::move(all), verb.grid, patience);
+  StatusOr<std::unique_ptr<RankGroup>> group = MakeRankGroup(*std::move(all), verb.grid, patience);
   if (!group.ok()) return rank == 0 ? ReportError(group.status()) : 1;
   (*group)->command = command;
   verb.model->ranks = group->get();
   bool agreed = false;
-  const Status status =
-      rank == 0 ? Lead(verbs, group->get()) : FollowLeader(verb, &agreed);
+  const Status status = rank == 0 ? Lead(verbs, group->get()) : FollowLeader(verb, &agreed);
   if (status.ok()) return 0;
   if (rank != 0 && !agreed) return 1;
   const int code = ReportError(

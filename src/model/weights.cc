@@ -134,7 +134,7 @@ StatusOr<Resident<TableId>> ModelWeights::AddTable(const std::string& name, int6
 
 Status ModelWeights::LoadNorms(int layer_idx) {
   LayerWeights& layer = layers_[layer_idx];
-  const int whole_idx = held_names_.LayerOf(whole_idx);
+  const int whole_idx = held_names_.LayerOf(layer_idx);
   const int64_t hidden = config_.hidden_dim, head_dim = config_.head_dim;
   KVL_ASSIGN_OR_RETURN(layer.attn_norm, ReadNorm(names_.attn_norm(whole_idx), hidden));
   if (!config_.shared_norm) {
