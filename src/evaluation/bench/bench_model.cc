@@ -81,15 +81,20 @@ std::vector<int32_t> RandomTokens(int n, int vocab_size, uint64_t seed) {
   return tokens;
 }
 
+bool ReadsDepth(const Model& model) {
+  return model.layout().MergesEntries() || model.weights().links().ranks != nullptr;
+}
+
 // A cache of n_depth random positions, sealed as a prompt of them and n_prompt more would be. Where
-// positions merge, what is held depends on what the model decides: they are read like a prompt.
+// positions merge, what is held depends on what the model decides, and where ranks share the model
+// each has its own part: they are read like a prompt.
 StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(Model* model, BlockPool* pool, int n_depth,
                                                       int n_prompt, uint64_t seed) {
   const CacheLayout& layout = model->layout();
   auto cache = std::make_unique<SequenceCache>(&layout, pool);
   if (n_depth == 0) return cache;
   cache->set_n_prompt(int64_t{n_depth} + n_prompt);
-  if (layout.MergesEntries()) {
+  if (ReadsDepth(*model)) {
     KVL_RETURN_IF_ERROR(
         Prefill(model, cache.get(), RandomTokens(n_depth, model->config().vocab_size, seed)));
     return cache;
@@ -113,7 +118,7 @@ using Caches = std::vector<std::unique_ptr<SequenceCache>>;
 
 // One for each sequence. Where their depth is read, one reads it, and the others are copies.
 Status FillCaches(Model* model, const ModelBenchCase& test, BlockPool* pool, Caches* caches) {
-  const bool copies = model->layout().MergesEntries();
+  const bool copies = ReadsDepth(*model);
   for (int s = 0; s < test.n_parallel; ++s) {
     KVL_ASSIGN_OR_RETURN(auto cache, copies&& s > 0 ? caches->front()->Copy()
                                                     : CacheOfDepth(model, pool, test.n_depth,
