@@ -1,6 +1,6 @@
 // What ranks of a group say to each other: sums, pieces and messages, the same on threads of one
-// process (thread_communicator.h) and on processes of one or several machines
-// (mpi_communicator.h).
+// process (thread_communicator.h), on processes of one or several machines (mpi_communicator.h) and
+// on GPUs (nccl_communicator.h).
 //
 // A rank is here a member of a group, from 0 to size() - 1. (Elsewhere in the tree a rank is the
 // dimension of a low-rank factor.)
