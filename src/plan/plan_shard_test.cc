@@ -409,6 +409,11 @@ TEST(CheckShards, LetsAutoJoinHeadsOfOneRank) {
     EXPECT_EQ(n_joined(16, 2, kv), 8);
   }
   EXPECT_EQ(n_joined(4, 2, "lathe(ratio=4,heads=own)"), 1);
+  ModelFacts wide = FactsToCut(8, 4);
+  wide.head_dim = 128;
+  EXPECT_EQ(HeadsPerMap(KeysOf(*Spec::Parse("lathe(ratio=4)"), wide)), 2);
+  wide.tensor_ranks = 1;
+  EXPECT_EQ(HeadsPerMap(KeysOf(*Spec::Parse("lathe(ratio=4)"), wide)), 2);
   EXPECT_EQ(n_joined(4, 2, "lathe(ratio=4)+kivi"), 1);
 }
 
