@@ -31,7 +31,7 @@ struct RankGroup {
   void BeginLockStep();
   int rank() const { return all->rank(); }
   bool is_leader() const { return rank() == 0; }
-  RankLinks links() const { return {all.get(), leader.get()}; }
+  RankLinks links() const { return {all.get(), leader.get(), patience.step}; }
 };
 
 // kInvalidArgument where there are not as many ranks as the grid has.
