@@ -14,7 +14,7 @@
 namespace kvlathe {
 
 struct RankPatience {
-  std::chrono::milliseconds step{4000};      // of a message of a step
+  std::chrono::milliseconds step{3500};      // of a message of a step
   std::chrono::milliseconds start{600'000};  // while models are loaded and made
 };
 
