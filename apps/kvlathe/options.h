@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "model/model_shard.h"
+#include "model/ranks/model_shard.h"
 #include "runtime/open_options.h"
 
 namespace kvlathe {

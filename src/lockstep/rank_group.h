@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "comm/communicator.h"
 #include "lockstep/lock_step.h"
-#include "model/model_shard.h"
+#include "model/ranks/model_shard.h"
 
 namespace kvlathe {
 
