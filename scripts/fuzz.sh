@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
 # runs it on its corpus:  scripts/fuzz.sh TARGET [SECONDS] [libFuzzer options]
-# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, session_state, prefix_file, restored_sequence,
-# attend_packed or chat_template.
+# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, sequence_stream, session_state, prefix_file, prompt_question,
+# restored_sequence, attend_packed or chat_template.
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,11 +24,12 @@ case $target in
   spec) list="src/kv/spec/spec_fuzz.cc $(ls src/kv/spec/*.cc | grep -v -e _test.cc -e _fuzz.cc)" ;;
   prefix_file)
     list="src/engine/prefixes/prefix_file_fuzz.cc src/engine/prefixes/prefix_file.cc $(sources base)" ;;
-  sequence_file | session_state | restored_sequence)
+  prompt_question) list="src/server/prefill/prompt_question_fuzz.cc src/server/prefill/prompt_question.cc" ;;
+  sequence_file | sequence_stream | session_state | restored_sequence)
     list=$(sources base tensor io format machine analysis cpu kv model)
     libraries="-ldnnl -lgomp"
     case $target in
-      sequence_file) list="$list src/kv/blocks/sequence_file_fuzz.cc" ;;
+      sequence_file | sequence_stream) list="$list src/kv/blocks/${target}_fuzz.cc" ;;
       session_state) list="$list src/engine/session_fuzz.cc src/engine/session.cc src/engine/sampler.cc" ;;
       *) list="$list tests/restored_sequence_fuzz.cc" ;;
     esac ;;
