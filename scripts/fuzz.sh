@@ -25,11 +25,14 @@ case $target in
   prefix_file)
     list="src/engine/prefixes/prefix_file_fuzz.cc src/engine/prefixes/prefix_file.cc $(sources base)" ;;
   prompt_question) list="src/server/prefill/prompt_question_fuzz.cc src/server/prefill/prompt_question.cc" ;;
-  sequence_file | sequence_stream | session_state | restored_sequence)
+  sequence_stream)
+    list="src/kv/blocks/sequence_stream_fuzz.cc $(sources base tensor io format machine analysis kv)"
+    libraries="-lgomp" ;;
+  sequence_file | session_state | restored_sequence)
     list=$(sources base tensor io format machine analysis cpu kv model)
     libraries="-ldnnl -lgomp"
     case $target in
-      sequence_file | sequence_stream) list="$list src/kv/blocks/${target}_fuzz.cc" ;;
+      sequence_file) list="$list src/kv/blocks/sequence_file_fuzz.cc" ;;
       session_state) list="$list src/engine/session_fuzz.cc src/engine/session.cc src/engine/sampler.cc" ;;
       *) list="$list tests/restored_sequence_fuzz.cc" ;;
     esac ;;

@@ -24,9 +24,9 @@ bool Engine::IsReadElsewhere(Sequence* s) {
       return false;
     }
     s->distant_prompt = readers->Ask({.key = &s->prefix_key,
-                                   .rate = s->request.rate,
-                                   .tokens = s->tokens,
-                                   .request_id = s->request.answer_id});
+                                      .rate = s->request.rate,
+                                      .tokens = s->tokens,
+                                      .request_id = s->request.answer_id});
     if (s->distant_prompt == nullptr) return false;
   }
   const DistantPrompt::State state = s->distant_prompt->state();
