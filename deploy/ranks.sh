@@ -81,10 +81,21 @@ drain() {
 }
 trap drain INT TERM
 
-# `wait` gives way to a signal that is trapped.
-while true; do
-  status=0
-  wait "$mpirun_pid" || status=$?
-  kill -0 "$mpirun_pid" 2>/dev/null || break
+# mpirun goes on when rank 0 is gone as long as it believes that it hears of a machine that is cut off: then it is ended here.
+is_gone() { ! kill -0 "$1" 2>/dev/null; }
+first_seconds='' known_leader=
+until is_gone "$mpirun_pid"; do
+  # `wait` gives way to a signal, `sleep` would not.
+  sleep 0.5 &
+  wait $! || true
+  if [ -z "$known_leader" ]; then
+    find_leader
+    known_leader=$leader
+  elif is_gone "$known_leader"; then
+    first_seconds=${first_seconds:-$SECONDS}
+    [ $((SECONDS - first_seconds)) -lt 4 ] || kill -KILL "$mpirun_pid" 2>/dev/null || true
+  fi
 done
+status=0
+wait "$mpirun_pid" || status=$?
 exit "$status"

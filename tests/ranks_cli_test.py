@@ -262,6 +262,13 @@ class IdleTest(unittest.TestCase):
             self.assertEqual(group.said(), [])
 
 
+    def test_a_stopped_rank_is_found_without_requests(self):
+        with Group() as group:
+            os.kill(group.pids[1], signal.SIGSTOP)
+            self.assertNotEqual(group.process.wait(TIMEOUT + 3), 0)  # it is asked once a second
+            self.assertTrue(any(f"rank 1 on {HOST} " in line for line in group.said()))
+
+
 @unittest.skipUnless(MPIRUN, "mpirun is not installed (scripts/bootstrap.sh)")
 class BenchTest(unittest.TestCase):
     def rows(self, *more, starter=()):

@@ -41,7 +41,7 @@ def link_of(data, name):
     """A measured link: what a sum of 4 KiB takes is latency but for its bytes, whose rate is that of the link, or what larger sums show."""
     sums = {row["bytes"]: row["us"] for row in data["links"] if row["link"] == name and row["what"] == "sum"}
     small, large = min(sums), max(sums)
-    gbit = RATES[name] or (large - small) * 8 / (sums[large] - sums[small]) / 1e3
+    gbit = RATES[name] or (large - small) * 8 / max(1e-3, sums[large] - sums[small]) / 1e3
     return Link(gbit, max(0.0, sums[small] - small * 8 / gbit / 1e3))
 
 
