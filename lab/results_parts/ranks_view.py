@@ -16,7 +16,7 @@ MACHINE = Machine(gb_per_s=200, tflops=4)
 LINKS = {"1gbit": Link(1, 60), "10gbit": Link(10, 30), "100gbit": Link(100, 30), "100gbit-rdma": Link(100, 5)}
 RATES = {"memory": None, "loopback": None, "1gbit": 1, "100mbit": 0.1}
 TESTS = {"pp": "prompt", "tg": "generating"}
-LINK_NAMES = {"alone": "one process", "memory": "shared memory", "loopback": "TCP, loopback", "1gbit": "TCP, 1 Gbit/s", "100mbit": "TCP, 100 Mbit/s"}
+LINK_NAMES = {"threads": "one process, two threads", "memory": "shared memory", "loopback": "TCP, loopback", "1gbit": "TCP, 1 Gbit/s", "100mbit": "TCP, 100 Mbit/s"}
 
 
 def percent(share):
@@ -29,12 +29,16 @@ def rows_of(data, **wanted):
 
 def shares_table(data):
     rows = []
-    for row in rows_of(data, tells_waiting=True):
-        alone = rows_of(data, model=row["model"], test=row["test"], link="alone")[0]["tokens_per_s"]
-        [plain] = rows_of(data, model=row["model"], test=row["test"], link=row["link"], tells_waiting=False)
-        rows.append([NAMES[row["model"]], TESTS[row["test"]], LINK_NAMES[row["link"]], f"{plain['tokens_per_s']:.1f}", f"{plain['tokens_per_s'] / alone:.2f}",
-                     percent(row["compute"]), percent(row["waiting"]), percent(row["messages"])])
-    return markdown_table(["model", "test", "link", "tokens/s", "times one process", "compute", "waiting", "messages"], rows)
+    for row in rows_of(data, tells_waiting=False):
+        where = {"model": row["model"], "test": row["test"]}
+        if row["link"] == "alone":
+            continue
+        [alone] = rows_of(data, link="alone", **where)
+        shares = rows_of(data, link=row["link"], tells_waiting=True, **where)
+        parts = [percent(shares[0][part]) if shares else "" for part in ("compute", "waiting", "messages")]
+        rows.append([NAMES[row["model"]], TESTS[row["test"]], LINK_NAMES[row["link"]], f"{row['tokens_per_s']:.1f}",
+                     f"{row['tokens_per_s'] / alone['tokens_per_s']:.2f}", *parts])
+    return markdown_table(["model", "test", "link", "tokens/s", "times one thread", "compute", "waiting", "messages"], rows)
 
 
 def link_of(data, name):
@@ -49,7 +53,7 @@ def check_table(data):
     """Half of what one process takes for a step, and the messages of the model, beside what was measured."""
     rows = []
     for row in rows_of(data, tells_waiting=False, test="tg"):
-        if row["link"] == "alone":
+        if row["link"] not in RATES:
             continue
         [alone] = rows_of(data, model=row["model"], test="tg", link="alone")
         link = link_of(data, row["link"])
@@ -58,7 +62,7 @@ def check_table(data):
         said, measured = 1e6 / (half + sums + rest), row["tokens_per_s"]
         rows.append([NAMES[row["model"]], LINK_NAMES[row["link"]], f"{link.latency_us:.0f} us, {link.gbit:.3g} Gbit/s", f"{half / 1e3:.2f}",
                      f"{sums / 1e3:.2f}", f"{rest / 1e3:.2f}", f"{said:.1f}", f"{measured:.1f}", f"{measured / said:.2f}"])
-    return markdown_table(["model", "link", "as measured", "compute, ms", "sums, ms", "other messages, ms", "model, tokens/s", "measured, tokens/s",
+    return markdown_table(["model", "link", "latency and rate", "compute, ms", "sums, ms", "other messages, ms", "model, tokens/s", "measured, tokens/s",
                            "measured / model"], rows)
 
 

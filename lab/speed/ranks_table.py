@@ -5,7 +5,7 @@
 
 Links: `memory` (two processes, as mpirun starts them), `loopback` (the same over TCP), 1gbit and 100mbit. For the last two, two network namespaces
 stand for two machines; a veth pair between them is slowed on both sides (tbf), mpirun starts the second rank there by `ip netns exec` where it
-would use ssh, and all is taken down in the end. That needs root and iproute2. `alone` is one process. Each rank has one thread. On
+would use ssh, and all is taken down in the end. That needs root and iproute2. `alone` is one process of one thread, `threads` one of two. Each rank has one thread. On
 every link kvlathe's `bench model` runs with and without --tell-waiting, which costs a message a sum: speeds are of runs without, shares of runs
 with it. comm_bench, where it is there, measures the link itself.
 """
@@ -79,9 +79,8 @@ def started(link):
             yield words
 
 
-def bench(words, options, model, more):
-    command = [*words, options.kvlathe, "bench", "model", "-m", ROOT / f"models/fetched/{model}.gguf", "-t", "1", *MODELS[model],
-               "-r", str(options.repetitions), "--no-bandwidth", "--json", *more]
+def bench(words, options, model, more, n_threads=1):
+    command = [*words, options.kvlathe, "bench", "model", "-m", ROOT / f"models/fetched/{model}.gguf", "-t", n_threads, *MODELS[model], "-r", str(options.repetitions), "--no-bandwidth", "--json", *more]
     return json.loads(run(command))["rows"]
 
 
@@ -110,7 +109,7 @@ def parse(arguments):
     parser.add_argument("--kvlathe", type=pathlib.Path, default=ROOT / "build/release/bin/kvlathe")
     parser.add_argument("--comm-bench", type=pathlib.Path, default=ROOT / "build/release/bin/comm_bench")
     parser.add_argument("--only", action="append", choices=sorted(MEASURED), default=[])
-    parser.add_argument("--link", action="append", choices=["alone", *RATES], default=[])
+    parser.add_argument("--link", action="append", choices=["alone", "threads", *RATES], default=[])
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--commit")
     parser.add_argument("--allow-dirty", action="store_true")
@@ -120,8 +119,9 @@ def parse(arguments):
 
 def measured_on(link, options, models):
     """(rows of the link itself, rows of models)"""
-    if link == "alone":
-        return [], [row for model in models for row in rows_of(model, link, False, bench([], options, model, []))]
+    if link in ("alone", "threads"):
+        n_threads = 1 if link == "alone" else 2
+        return [], [row for model in models for row in rows_of(model, link, False, bench([], options, model, [], n_threads))]
     rows, of_link = [], []
     with started(link) as words:
         if options.comm_bench.exists():
@@ -148,7 +148,7 @@ def main(arguments):
     if options.output.exists():
         data = {**json.loads(options.output.read_text(encoding="utf-8")), "run": data["run"]}
     models = options.only or list(MODELS)
-    for link in options.link or ["alone", *RATES]:
+    for link in options.link or ["alone", "threads", *RATES]:
         of_link, rows = measured_on(link, options, models)
         data["links"] = [row for row in data["links"] if row["link"] != link or not of_link] + of_link
         data["rows"] = [row for row in data["rows"] if row["link"] != link or row["model"] not in models] + rows
