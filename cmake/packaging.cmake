@@ -70,7 +70,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_SUGGESTS haproxy)
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "haproxy, openmpi-bin")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "language models on a compressed key/value cache")
 set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "Decoder language models whose key/value cache is stored compressed, and
 attention that computes on the compressed form: kvlathe generates text,

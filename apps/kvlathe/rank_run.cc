@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <exception>
 #include <memory>
 #include <thread>
@@ -53,6 +54,9 @@ Status Lead(const Verbs& verbs, RankGroup* group) {
 // `agreed` becomes whether all ranks have opened the model; until then rank 0 reports what is
 // wrong.
 Status FollowLeader(const RankedVerb& verb, bool* agreed) {
+  // mpirun hands a signal on to all ranks. Rank 0 finishes what it has begun and lets the others go.
+  std::signal(SIGINT, SIG_IGN);
+  std::signal(SIGTERM, SIG_IGN);
   return WithoutExceptions([&]() -> Status {
     KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Workspace> workspace, verb.open());
     *agreed = true;

@@ -76,7 +76,11 @@ Status AddUntilRankOneFails(Communicator& all, int signal, bool others_wait_fore
 }
 
 Status DoCase(Communicator& all, std::string_view name) {
-  if (name == "cases") return CheckCommunicator(all);
+  if (name == "cases") {
+    KVL_RETURN_IF_ERROR(CheckCommunicator(all));
+    if (!IsStartedByMpi() || !JoinMpi().ok()) return OkStatus();
+    return Error(StatusCode::kInternal, "a rank joined its group twice");
+  }
   if (name == "idle") return MeasureIdle(all);
   if (name == "stop") return AddUntilRankOneFails(all, SIGSTOP, /*others_wait_forever=*/false);
   if (name == "kill") return AddUntilRankOneFails(all, SIGKILL, /*others_wait_forever=*/false);

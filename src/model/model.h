@@ -75,8 +75,9 @@ class Model {
     return whole_layout_.has_value() ? *whole_layout_ : layout_;
   }
   void set_whole_layout(const CacheLayout& layout) { whole_layout_ = layout; }
-  // What each rank holds of the cache; of a whole model one number. Of rank 0.
-  StatusOr<std::vector<KvBytes>> BytesByRank(const SequenceCache& cache) const;
+  // What each rank holds of the cache, the first rank's first; of a whole model one number. The
+  // first alone where another rank does not answer.
+  std::vector<KvBytes> BytesByRank(const SequenceCache& cache) const;
   // Whether all other ranks still answer. Where there are none, they do.
   Status AskRanks() const;
   // Of a cache of this model at that rate; equal ranks have one layout, which lives as long as the

@@ -171,12 +171,12 @@ Status Model::HearOthers(std::span<const SequenceStep> steps) {
   return OkStatus();
 }
 
-StatusOr<std::vector<KvBytes>> Model::BytesByRank(const SequenceCache& cache) const {
+std::vector<KvBytes> Model::BytesByRank(const SequenceCache& cache) const {
   std::vector<KvBytes> held = {cache.bytes()};
   StepLeader* const leader = weights_->links().leader;
   if (leader == nullptr) return held;
-  KVL_ASSIGN_OR_RETURN(const std::vector<KvBytes> others, leader->Measure(cache));
-  held.insert(held.end(), others.begin(), others.end());
+  const StatusOr<std::vector<KvBytes>> others = leader->Measure(cache);
+  if (others.ok()) held.insert(held.end(), others->begin(), others->end());
   return held;
 }
 
