@@ -16,7 +16,8 @@ MACHINE = Machine(gb_per_s=200, tflops=4)
 LINKS = {"1gbit": Link(1, 60), "10gbit": Link(10, 30), "100gbit": Link(100, 30), "100gbit-rdma": Link(100, 5)}
 RATES = {"memory": None, "loopback": None, "1gbit": 1, "100mbit": 0.1}
 TESTS = {"pp": "prompt", "tg": "generating"}
-LINK_NAMES = {"threads": "one process, two threads", "memory": "shared memory", "loopback": "TCP, loopback", "1gbit": "TCP, 1 Gbit/s", "100mbit": "TCP, 100 Mbit/s"}
+LINK_NAMES = {"threads": "one process, two threads", "memory": "shared memory", "loopback": "TCP, loopback",
+              "1gbit": "TCP, 1 Gbit/s", "100mbit": "TCP, 100 Mbit/s"}
 
 
 def percent(share):
@@ -28,8 +29,9 @@ def rows_of(data, **wanted):
 
 
 def shares_table(data):
-    rows = []
-    for row in rows_of(data, tells_waiting=False):
+    rows, links = [], ["alone", *LINK_NAMES]
+    for row in sorted(rows_of(data, tells_waiting=False),
+                      key=lambda row: (list(MEASURED).index(row["model"]), row["test"], links.index(row["link"]))):
         where = {"model": row["model"], "test": row["test"]}
         if row["link"] == "alone":
             continue
@@ -62,8 +64,8 @@ def check_table(data):
         said, measured = 1e6 / (half + sums + rest), row["tokens_per_s"]
         rows.append([NAMES[row["model"]], LINK_NAMES[row["link"]], f"{link.latency_us:.0f} us, {link.gbit:.3g} Gbit/s", f"{half / 1e3:.2f}",
                      f"{sums / 1e3:.2f}", f"{rest / 1e3:.2f}", f"{said:.1f}", f"{measured:.1f}", f"{measured / said:.2f}"])
-    return markdown_table(["model", "link", "latency and rate", "compute, ms", "sums, ms", "other messages, ms", "model, tokens/s", "measured, tokens/s",
-                           "measured / model"], rows)
+    return markdown_table(["model", "link", "latency and rate", "compute, ms", "sums, ms", "other messages, ms", "model, tokens/s",
+                           "measured, tokens/s", "measured / model"], rows)
 
 
 def paper_table(link):
@@ -81,9 +83,9 @@ def block_lines(data, block):
     if part == "paper" and link in LINKS:
         return paper_table(LINKS[link])
     if block == "provenance":
-        run = data["run"]
+        run, beside = data["run"], max(row["beside"] for row in data["rows"])
         return [f"Commit {run['commit']}{' with changes' if run.get('dirty') else ''}, {run['date']}: {run['cores']} cores of {run['machine']} "
-                f"({run['instructions']}), one thread a rank.", ""]
+                f"({run['instructions']}), one thread a rank. What else ran took up to {beside:.2f} cores.", ""]
     tables = {"shares": shares_table, "check": check_table}
     if block not in tables:
         raise ResultsError(f"speed/ranks has no block {block}; there are {', '.join([*tables, *('paper/' + name for name in LINKS), 'provenance'])}")
