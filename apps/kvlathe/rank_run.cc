@@ -54,7 +54,8 @@ Status Lead(const Verbs& verbs, RankGroup* group) {
 // `agreed` becomes whether all ranks have opened the model; until then rank 0 reports what is
 // wrong.
 Status FollowLeader(const RankedVerb& verb, bool* agreed) {
-  // mpirun hands a signal on to all ranks. Rank 0 finishes what it has begun and lets the others go.
+  // mpirun hands a signal on to all ranks. Rank 0 finishes what it has begun and lets the others
+  // go.
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGTERM, SIG_IGN);
   return WithoutExceptions([&]() -> Status {
@@ -85,12 +86,14 @@ int RunOnRanks(const Verbs& verbs, const std::string& command) {
   if (!all.ok()) return ReportError(all.status());
   const int rank = (*all)->rank();
   const std::string host = (*all)->host_of(rank);
+  const int n_threads_alone = verb.model->n_threads;
   ShareProcessors(**all, verb.model);
   RankPatience patience;
   patience.step = std::chrono::milliseconds(static_cast<int64_t>(verb.timeout_s * 1000));
   StatusOr<std::unique_ptr<RankGroup>> group = MakeRankGroup(*std::move(all), verb.grid, patience);
   if (!group.ok()) return rank == 0 ? ReportError(group.status()) : 1;
   (*group)->command = command;
+  (*group)->n_threads_alone = n_threads_alone;
   (*group)->on_lost = [](const Status& status) { EndGroup(ReportError(status)); };
   verb.model->ranks = group->get();
   bool agreed = false;

@@ -165,6 +165,22 @@ void ExpectSameParts(const KvBytes& sum, const KvBytes& whole) {
   EXPECT_EQ(sum.entries, whole.entries);
 }
 
+// Room for sealing is set aside for one layer at a time, the one that needs most of it. Shards need
+// it side by side, and not all of them in the same layer: that alone does not sum.
+void ExpectPeaksOfWhole(const CacheLayout& whole, const std::vector<CachePlan>& parts,
+                        int64_t n_tokens, int64_t n_prompt) {
+  constexpr int kMaxStep = 512;
+  int64_t sum = 0;
+  for (const CachePlan& part : parts) {
+    sum += PeakSequenceBytes(part.layout(), n_tokens, kMaxStep, n_prompt);
+  }
+  const int64_t peak = PeakSequenceBytes(whole, n_tokens, kMaxStep, n_prompt);
+  EXPECT_GE(sum, peak);
+  if (!whole.seal.has_value()) {
+    EXPECT_EQ(sum, peak);
+  }
+}
+
 // All parts of a cache are sums over its heads, tables too.
 void ExpectBytesOfWhole(const CacheLayout& whole, const std::vector<CachePlan>& parts) {
   for (const int64_t n_prompt : {int64_t{1}, int64_t{300}, int64_t{1000}, kEndlessPrompt}) {
@@ -175,6 +191,7 @@ void ExpectBytesOfWhole(const CacheLayout& whole, const std::vector<CachePlan>& 
         sum.Add(SequenceParts(part.layout(), {.n_tokens = n_tokens, .n_prompt = n_prompt}));
       }
       ExpectSameParts(sum, SequenceParts(whole, {.n_tokens = n_tokens, .n_prompt = n_prompt}));
+      ExpectPeaksOfWhole(whole, parts, n_tokens, n_prompt);
     }
   }
 }
@@ -316,6 +333,7 @@ TEST(ShardOf, HasTheBytesOfHeadsThatMerge) {
     SCOPED_TRACE(kv);
     const CachePlan whole = PlanToCut(model, kv, &source);
     std::vector<MergedLength> lengths;
+    lengths.reserve(whole.layout().shapes.size());
     for (int i = 0; i < kLayersToCut * 3; ++i) lengths.push_back({100 + 64 * i, 1, 1});
     KvBytes sum;
     for (const PlanShard& shard : ShardsOf(model, 2, 2)) {
@@ -333,7 +351,7 @@ TEST(ShardOf, HasTheBytesOfHeadsThatMerge) {
 TEST(ShardOf, KeepsTheCodebooksOfItsHeads) {
   const ModelFacts model = FactsToCut(3);
   PlanParts parts;
-  parts.seal = SealPlan{.format = {.codec = CodebookCodec{.bits = 4}}};
+  parts.seal = SealPlan{.format = {.codec = CodebookCodec{.bits = 4}}, .prompt_run = 0};
   parts.retention = RetentionPlan{.merge = MergePlan{.every = 0, .window = 12}};
   for (int l = 0; l < model.n_layers; ++l) {
     LayerCodebooks& layer = parts.codebooks.emplace_back();
@@ -409,6 +427,11 @@ TEST(CheckShards, LetsAutoJoinHeadsOfOneRank) {
     EXPECT_EQ(n_joined(16, 2, kv), 8);
   }
   EXPECT_EQ(n_joined(4, 2, "lathe(ratio=4,heads=own)"), 1);
+  ModelFacts wide = FactsToCut(8, 4);
+  wide.head_dim = 128;
+  EXPECT_EQ(HeadsPerMap(KeysOf(*Spec::Parse("lathe(ratio=4)"), wide)), 2);
+  wide.tensor_ranks = 1;
+  EXPECT_EQ(HeadsPerMap(KeysOf(*Spec::Parse("lathe(ratio=4)"), wide)), 2);
   EXPECT_EQ(n_joined(4, 2, "lathe(ratio=4)+kivi"), 1);
 }
 
