@@ -87,6 +87,7 @@ int RunOnRanks(const Verbs& verbs, const std::string& command) {
   StatusOr<std::unique_ptr<RankGroup>> group = MakeRankGroup(*std::move(all), verb.grid, patience);
   if (!group.ok()) return rank == 0 ? ReportError(group.status()) : 1;
   (*group)->command = command;
+  (*group)->on_lost = [](const Status& status) { EndGroup(ReportError(status)); };
   verb.model->ranks = group->get();
   bool agreed = false;
   const Status status = rank == 0 ? Lead(verbs, group->get()) : FollowLeader(verb, &agreed);

@@ -287,7 +287,11 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   if (!outcome.tokens.empty()) outcome.decode_seconds = finished->since_first_token.Seconds();
   outcome.n_cached_tokens = static_cast<int>(finished->n_cached());
   outcome.n_cache_prompt = finished->n_prompt;
-  if (finished->cache != nullptr) outcome.kv_bytes = finished->cache->bytes();
+  if (finished->cache != nullptr) {
+    std::vector<KvBytes> held = levels_[finished->request.level]->BytesByRank(*finished->cache);
+    outcome.kv_bytes = SumOf(held);
+    if (held.size() > 1) outcome.kv_bytes_by_rank = std::move(held);
+  }
   if (has_failed) finished->cache.reset();
   const bool has_answered = reason == FinishReason::kStop || reason == FinishReason::kLength;
   if (observer() != nullptr && has_answered && !finished->request.answer_id.empty()) {

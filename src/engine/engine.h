@@ -155,6 +155,9 @@ class Engine {
   // Ends a WaitForWork that has begun, or the next one.
   void Wake() { inbox_.Wake(); }
 
+  // For the thread that steps, while there is no work: finds a rank that does not answer any more,
+  // where ranks share the model (StepLeader::Lose).
+  void AskRanks() { levels_.front()->AskRanks().IgnoreError(); }
   // Whether steps without work have something to copy for the archive, soon and one after the
   // other.
   bool is_saving_prefixes() const { return prefixes_.is_saving(); }

@@ -75,6 +75,8 @@ struct RequestOutcome {
   // where the cache was given up and computed again.
   int64_t n_pressed_tokens = 0;
   KvBytes kv_bytes;  // of the sequence at its end
+  // The same of each rank that shares the model; empty where none do.
+  std::vector<KvBytes> kv_bytes_by_rank;
   // Where asked for: entry i is of token i of the prompt, which all before it predict. Entry 0 has
   // no value: its log-probability is NaN and its `top` is empty. Shorter than the prompt, or empty,
   // where the request ended before its prompt was read.

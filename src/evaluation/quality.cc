@@ -274,17 +274,19 @@ StatusOr<size_t> ScoreWindows(std::span<Contestant> contestants,
 
 // Of the last of the windows that were scored together.
 void RecordSizes(Contestant* c, size_t n_tokens) {
-  const CacheLayout& layout = c->model->layout();
   const auto& [pool, cache] = c->windows.back();
-  const double reference =
-      static_cast<double>(ReferenceBytes(layout, static_cast<int64_t>(n_tokens)));
-  c->quality.kv_bytes = cache->bytes();
+  const auto n_positions = static_cast<int64_t>(n_tokens);
+  const auto reference = static_cast<double>(ReferenceBytes(c->model->whole_layout(), n_positions));
+  c->quality.kv_bytes = SumOf(c->model->BytesByRank(*cache));
   c->quality.reencoding = cache->reencoding();
   const double n_bytes = static_cast<double>(c->quality.kv_bytes.total());
   c->quality.kv_fraction = n_bytes / reference;
   c->quality.kv_bytes_per_token = n_bytes / static_cast<double>(n_tokens);
   c->quality.kv_reserved_bytes = pool->usage().reserved_bytes;
-  c->quality.kv_peak_fraction = static_cast<double>(pool->usage().peak_bytes) / reference;
+  // Of what this process holds, as the pool is.
+  c->quality.kv_peak_fraction =
+      static_cast<double>(pool->usage().peak_bytes) /
+      static_cast<double>(ReferenceBytes(c->model->layout(), n_positions));
 }
 
 double Median(std::vector<double> values) {

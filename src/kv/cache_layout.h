@@ -193,6 +193,13 @@ struct KvBytes {
   }
 };
 
+// All of them together.
+inline KvBytes SumOf(std::span<const KvBytes> parts) {
+  KvBytes sum;
+  for (const KvBytes& part : parts) sum.Add(part);
+  return sum;
+}
+
 // The length of a prompt whose end is not known yet.
 inline constexpr int64_t kEndlessPrompt = std::numeric_limits<int64_t>::max();
 

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "io/byte_reader.h"
+#include "kv/blocks/sequence_file.h"
 
 namespace kvlathe {
 namespace {
@@ -61,8 +63,18 @@ Status Follower::CarryOut(const RankOrder& order, RankAnswer* answer) {
       return RunStep(order, answer);
     case RankOrder::Kind::kPress:
       return ModelOf(order.model)->PressRun(CacheOf(order.cache), static_cast<int>(order.run_idx));
+    case RankOrder::Kind::kMeasure:
+      AppendBytes(CacheOf(order.cache)->bytes(), &answer->payload);
+      break;
     case RankOrder::Kind::kSave:
+      for (SequencePieces pieces(CacheOf(order.cache), {order.kv, order.identity}, {});
+           !pieces.is_at_end();) {
+        answer->payload += pieces.Next();
+      }
+      break;
     case RankOrder::Kind::kRestore:
+      done = Restore(order);
+      break;
     case RankOrder::Kind::kNothing:
     case RankOrder::Kind::kForgetModel:
     case RankOrder::Kind::kEnd:
@@ -80,6 +92,14 @@ Status Follower::Make(const RankOrder& order) {
       make_model_(order.kv, order.rate < 0 ? std::nullopt : std::optional(order.rate)));
   models_[order.model] = std::move(model);
   return OkStatus();
+}
+
+Status Follower::Restore(const RankOrder& order) {
+  SequenceCache* const cache = CacheOf(order.cache);
+  const SequencePlace place = {
+      {order.kv, order.identity}, &cache->layout(), std::numeric_limits<int>::max()};
+  return RestoreSequence(std::as_bytes(std::span(order.payload)), "its part", place, cache)
+      .status();
 }
 
 Status Follower::RunStep(const RankOrder& order, RankAnswer* answer) {

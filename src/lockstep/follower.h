@@ -42,6 +42,7 @@ class Follower {
   Status CarryOut(const RankOrder& order, RankAnswer* answer);
   // An error of it is told to rank 0, which goes on without the model.
   Status Make(const RankOrder& order);
+  Status Restore(const RankOrder& order);
   Status RunStep(const RankOrder& order, RankAnswer* answer);
   Status Answers(RankAnswer answer);
   SequenceCache* CacheOf(int64_t number) const;

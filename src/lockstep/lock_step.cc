@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "io/byte_reader.h"
 #include "kv/blocks/sequence_cache.h"
 
 namespace kvlathe {
@@ -14,19 +15,38 @@ int64_t LockStep::NumberOf(const Model& model) const {
   return known->number;
 }
 
+void LockStep::Lose(const Status& status) {
+  if (!lost_.ok()) return;
+  lost_ = status;
+  if (on_lost_) on_lost_(status);
+}
+
+Status LockStep::Send(int rank, const RankOrder& order) {
+  KVL_RETURN_IF_ERROR(lost_);
+  const Status sent = ranks_.SendMessage(rank, Encode(order));
+  if (!sent.ok()) Lose(sent);
+  return sent;
+}
+
 Status LockStep::Tell(RankOrder order) {
   order.events = std::exchange(events_, {});
-  const std::vector<std::byte> bytes = Encode(order);
-  for (int r = 1; r < ranks_.size(); ++r) KVL_RETURN_IF_ERROR(ranks_.SendMessage(r, bytes));
+  for (int r = 1; r < ranks_.size(); ++r) KVL_RETURN_IF_ERROR(Send(r, order));
   return OkStatus();
+}
+
+StatusOr<RankAnswer> LockStep::HearOne(int rank) {
+  KVL_RETURN_IF_ERROR(lost_);
+  const StatusOr<std::vector<std::byte>> bytes = ranks_.ReceiveMessage(rank);
+  StatusOr<RankAnswer> answer = bytes.ok() ? DecodeAnswer(*bytes) : bytes.status();
+  if (!answer.ok()) Lose(answer.status());
+  return answer;
 }
 
 StatusOr<std::vector<RankAnswer>> LockStep::Hear() {
   std::vector<RankAnswer> answers;
   Status first_error;
   for (int r = 1; r < ranks_.size(); ++r) {
-    KVL_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, ranks_.ReceiveMessage(r));
-    KVL_ASSIGN_OR_RETURN(RankAnswer answer, DecodeAnswer(bytes));
+    KVL_ASSIGN_OR_RETURN(RankAnswer answer, HearOne(r));
     if (answer.code != 0) {
       first_error.Update(Error(static_cast<StatusCode>(answer.code), "rank {} on {}: {}", r,
                                ranks_.host_of(r), answer.message));
@@ -125,25 +145,48 @@ StatusOr<std::vector<StepLeader::Failure>> LockStep::End() {
   return failures;
 }
 
-StatusOr<std::vector<std::string>> LockStep::SaveParts(const SequenceCache& cache) {
-  KVL_RETURN_IF_ERROR(Tell({.kind = RankOrder::Kind::kSave, .cache = cache.number()}));
+StatusOr<std::vector<KvBytes>> LockStep::Measure(const SequenceCache& cache) {
+  KVL_RETURN_IF_ERROR(Tell({.kind = RankOrder::Kind::kMeasure, .cache = cache.number()}));
+  KVL_ASSIGN_OR_RETURN(const std::vector<RankAnswer> answers, Hear());
+  std::vector<KvBytes> held;
+  for (const RankAnswer& answer : answers) {
+    ByteReader reader(std::as_bytes(std::span(answer.payload)));
+    KVL_CHECK(reader.Read(&held.emplace_back()));
+  }
+  return held;
+}
+
+StatusOr<std::vector<std::string>> LockStep::SaveParts(int64_t cache,
+                                                       const SequenceIdentity& identity) {
+  KVL_RETURN_IF_ERROR(Tell({.kind = RankOrder::Kind::kSave,
+                            .cache = cache,
+                            .kv = identity.spec,
+                            .identity = identity.model}));
   KVL_ASSIGN_OR_RETURN(std::vector<RankAnswer> answers, HearPatiently());
   std::vector<std::string> parts;
   for (RankAnswer& answer : answers) parts.push_back(std::move(answer.payload));
   return parts;
 }
 
-Status LockStep::RestoreParts(const SequenceCache& cache, std::span<const std::string> parts) {
-  KVL_CHECK_EQ(std::ssize(parts), ranks_.size() - 1);
-  std::vector<CacheEvent> events = std::exchange(events_, {});
-  for (int r = 1; r < ranks_.size(); ++r) {
-    const std::vector<std::byte> bytes = Encode(RankOrder{.kind = RankOrder::Kind::kRestore,
-                                                          .events = events,
-                                                          .cache = cache.number(),
-                                                          .payload = parts[r - 1]});
-    KVL_RETURN_IF_ERROR(ranks_.SendMessage(r, bytes));
+Status LockStep::RestoreParts(int64_t cache, const SequenceIdentity& identity,
+                              std::span<const std::string> parts) {
+  if (std::ssize(parts) != ranks_.size() - 1) {
+    return Error(StatusCode::kDataLoss, "it was saved by {} ranks, and there are {}",
+                 parts.size() + 1, ranks_.size());
   }
-  return HearPatiently().status();
+  const std::vector<CacheEvent> events = std::exchange(events_, {});
+  for (int r = 1; r < ranks_.size(); ++r) {
+    KVL_RETURN_IF_ERROR(Send(r, {.kind = RankOrder::Kind::kRestore,
+                                 .events = events,
+                                 .cache = cache,
+                                 .kv = identity.spec,
+                                 .identity = identity.model,
+                                 .payload = parts[r - 1]}));
+  }
+  const Status restored = HearPatiently().status();
+  // Those that could restore theirs hold nothing that this rank does not hold.
+  if (!restored.ok()) Cleared(cache);
+  return restored;
 }
 
 int64_t LockStep::PoolMade(BlockPool* pool) {

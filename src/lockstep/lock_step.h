@@ -5,14 +5,17 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/cache_journal.h"
+#include "kv/blocks/sequence_file.h"
 #include "lockstep/order.h"
 #include "model/model.h"
 #include "model/rank_links.h"
@@ -36,21 +39,19 @@ class LockStep : public StepLeader, public CacheJournal {
   Status BeginMake(const std::string& kv, std::optional<double> rate);
   Status EndMake(const Model* model);
 
-  // The parts of the cache that the other ranks hold, as they would be saved, in the order of
-  // ranks.
-  StatusOr<std::vector<std::string>> SaveParts(const SequenceCache& cache);
-  // Has the others take these for their parts of the cache, which is empty there.
-  Status RestoreParts(const SequenceCache& cache, std::span<const std::string> parts);
-
-  // Asks all others to answer, so that one that is gone is noticed while there is nothing to do.
-  Status Ask();
+  // Called once, with the first error after which the group cannot go on. It may end the process;
+  // if it returns, what is asked of the group fails.
+  void set_on_lost(std::function<void(const Status&)> on_lost) { on_lost_ = std::move(on_lost); }
   // Lets the others go. Nothing is told after it.
   void Dismiss();
 
   Status BeginStep(const Model& model, std::span<const SequenceStep> steps) override;
   Status BeginPress(const Model& model, const SequenceCache& cache, int run_idx) override;
   StatusOr<std::vector<Failure>> End() override;
+  StatusOr<std::vector<KvBytes>> Measure(const SequenceCache& cache) override;
+  Status Ask() override;
   void Forget(const Model& model) override;
+  void Lose(const Status& status) override;
 
   int64_t PoolMade(BlockPool* pool) override;
   void PoolGone(int64_t pool) override;
@@ -63,6 +64,10 @@ class LockStep : public StepLeader, public CacheJournal {
   void Shared(int64_t cache, int64_t to, const PrefixPlace& place, Sharing sharing) override;
   void KeptSet(int64_t cache) override;
   void Failed(int64_t cache) override;
+  StatusOr<std::vector<std::string>> SaveParts(int64_t cache,
+                                               const SequenceIdentity& identity) override;
+  Status RestoreParts(int64_t cache, const SequenceIdentity& identity,
+                      std::span<const std::string> parts) override;
 
  private:
   struct KnownModel {
@@ -76,6 +81,9 @@ class LockStep : public StepLeader, public CacheJournal {
 
   // Sends it with the events so far.
   Status Tell(RankOrder order);
+  // To one rank; an error is one after which the group cannot go on.
+  Status Send(int rank, const RankOrder& order);
+  StatusOr<RankAnswer> HearOne(int rank);
   // Of all others, in the order of ranks. An answer that says the order was not carried out is an
   // error that names its rank and host.
   StatusOr<std::vector<RankAnswer>> Hear();
@@ -93,6 +101,8 @@ class LockStep : public StepLeader, public CacheJournal {
   int64_t n_numbers_ = 0;  // that were given to models, pools and caches
   int64_t making_ = 0;     // the number of the model that is made
   bool has_dismissed_ = false;
+  std::function<void(const Status&)> on_lost_;
+  Status lost_;
 };
 
 }  // namespace kvlathe

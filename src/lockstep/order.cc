@@ -79,7 +79,7 @@ bool ReadOrder(MessageReader* in, RankOrder* order) {
       return false;
     }
   }
-  return in->Text(&order->payload) && in->is_at_end();
+  return in->Text(&order->identity) && in->Text(&order->payload) && in->is_at_end();
 }
 
 bool ReadAnswer(MessageReader* in, RankAnswer* answer) {
@@ -120,6 +120,7 @@ std::vector<std::byte> Encode(const RankOrder& order) {
     out.Number(part.logits);
     out.Array(part.token_ids);
   }
+  out.Text(order.identity);
   out.Text(order.payload);
   return out.Take();
 }

@@ -45,8 +45,9 @@ struct RankOrder {
     kForgetModel,  // `model`
     kStep,         // of `model`, with `parts`
     kPress,        // run `run_idx` of cache `cache` of `model`
-    kSave,         // answer with the bytes of cache `cache`
-    kRestore,      // cache `cache` is of `payload` from here on
+    kMeasure,      // answer with the KvBytes of cache `cache`
+    kSave,         // answer with cache `cache` as a file of `kv` and `identity`
+    kRestore,      // cache `cache` holds what `payload`, such a file, says from here on
     kNothing,      // answer
     kEnd,          // nothing follows
   };
@@ -67,6 +68,7 @@ struct RankOrder {
   std::string kv;
   double rate = -1;  // negative: none
   std::vector<Part> parts;
+  std::string identity;  // SequenceIdentity::model
   std::string payload;
 };
 
@@ -86,7 +88,7 @@ struct RankAnswer {
   std::string message;
   std::vector<Failure> failures;  // of sequences of a step
   std::vector<PoolBytes> pools;
-  std::string payload;  // of kSave
+  std::string payload;  // of kMeasure and kSave
 };
 
 std::vector<std::byte> Encode(const RankOrder& order);

@@ -63,6 +63,7 @@ StatusOr<std::unique_ptr<RankGroup>> MakeRankGroup(std::unique_ptr<Communicator>
 void RankGroup::BeginLockStep() {
   if (is_leader()) {
     leader = std::make_unique<LockStep>(all.get(), patience.step, patience.start);
+    leader->set_on_lost(on_lost);
   } else {
     all->set_timeout(patience.step);
   }

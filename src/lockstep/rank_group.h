@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -23,7 +24,8 @@ struct RankGroup {
   std::unique_ptr<Communicator> stage;  // the tensor ranks of this rank's stage
   std::unique_ptr<LockStep> leader;     // on rank 0, once all have agreed
   RankPatience patience;
-  std::string command;  // that runs on every rank, as it was typed
+  std::string command;                         // that runs on every rank, as it was typed
+  std::function<void(const Status&)> on_lost;  // of the leader
 
   // Once all ranks have agreed.
   void BeginLockStep();

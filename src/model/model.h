@@ -70,6 +70,16 @@ class Model {
 
   // The layout of caches, but for those that LayoutAt gives.
   const CacheLayout& layout() const { return layout_; }
+  // Of the caches of all ranks together, where ranks share the model; else layout().
+  const CacheLayout& whole_layout() const {
+    return whole_layout_.has_value() ? *whole_layout_ : layout_;
+  }
+  void set_whole_layout(const CacheLayout& layout) { whole_layout_ = layout; }
+  // What each rank holds of the cache, the first rank's first; of a whole model one number. The
+  // first alone where another rank does not answer.
+  std::vector<KvBytes> BytesByRank(const SequenceCache& cache) const;
+  // Whether all other ranks still answer. Where there are none, they do.
+  Status AskRanks() const;
   // Of a cache of this model at that rate; equal ranks have one layout, which lives as long as the
   // model. kInvalidArgument where the plan offers no rates; other errors are those of its ranks_at.
   StatusOr<const CacheLayout*> LayoutAt(double rate);
@@ -123,12 +133,15 @@ class Model {
   // stages as there are stages.
   bool is_shard() const { return weights_->links().ranks != nullptr; }
   Status RunOnRanks(std::span<const SequenceStep> steps);
+  Status RunGroups(std::span<const SequenceStep> steps);
   Status RunGroup(std::span<const SequenceStep> steps);
   Status QueueGroup(ForwardState* state);
   Status ReceiveStream();
   Status SendStream();
   // Adds the rows of a group to held_logits_ and host_hidden_.
   void HoldLogits();
+  // Seals the run of what is held here.
+  Status PressHeld(SequenceCache* cache, int run_idx);
   // Has rank 0 get the rows of all words.
   Status CollectLogits();
   // What other ranks say of the step.
@@ -147,6 +160,7 @@ class Model {
   RotationTables rotations_;
   Schedule schedule_ = Schedule::kBalanced;
   CacheLayout layout_;
+  std::optional<CacheLayout> whole_layout_;
   std::vector<BlockShape> row_shapes_;  // CachePlan::row_shapes
   RanksAtRate ranks_at_;                // null: rates are not offered
   struct RateLayout {

@@ -145,7 +145,7 @@ void PressedCodes::Place() const {
 
 }  // namespace
 
-Status Model::PressRun(SequenceCache* cache, int run_idx) {
+Status Model::PressHeld(SequenceCache* cache, int run_idx) {
   const ScopedTimer timer(&profile_.seal);
   PressedCodes codes(*cache, run_idx);
   Status made = OkStatus();

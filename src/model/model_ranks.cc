@@ -40,15 +40,21 @@ std::span<const std::byte> BytesOf(const std::vector<float>& values) {
 }  // namespace
 
 Status Model::RunOnRanks(std::span<const SequenceStep> steps) {
+  KVL_RETURN_IF_ERROR(CheckPositions(steps));
+  const Status ran = RunGroups(steps);
+  // Others may have begun what is not ended here.
+  StepLeader* const leader = weights_->links().leader;
+  if (!ran.ok() && leader != nullptr) leader->Lose(ran);
+  return ran;
+}
+
+Status Model::RunGroups(std::span<const SequenceStep> steps) {
   const RankLinks& links = weights_->links();
   NoteWantedRows(steps);
   failures_.clear();
   held_logits_.clear();
   host_hidden_.clear();
-  if (links.leader != nullptr) {
-    KVL_RETURN_IF_ERROR(CheckPositions(steps));
-    KVL_RETURN_IF_ERROR(links.leader->BeginStep(*this, steps));
-  }
+  if (links.leader != nullptr) KVL_RETURN_IF_ERROR(links.leader->BeginStep(*this, steps));
   for (const auto group : GroupsOf(steps, weights_->shard().grid.n_stages)) {
     KVL_RETURN_IF_ERROR(RunGroup(group));
   }
@@ -163,6 +169,30 @@ Status Model::HearOthers(std::span<const SequenceStep> steps) {
     failures_[step_idx].Update(status);
   }
   return OkStatus();
+}
+
+std::vector<KvBytes> Model::BytesByRank(const SequenceCache& cache) const {
+  std::vector<KvBytes> held = {cache.bytes()};
+  StepLeader* const leader = weights_->links().leader;
+  if (leader == nullptr) return held;
+  const StatusOr<std::vector<KvBytes>> others = leader->Measure(cache);
+  if (others.ok()) held.insert(held.end(), others->begin(), others->end());
+  return held;
+}
+
+Status Model::AskRanks() const {
+  StepLeader* const leader = weights_->links().leader;
+  return leader == nullptr ? OkStatus() : leader->Ask();
+}
+
+Status Model::PressRun(SequenceCache* cache, int run_idx) {
+  StepLeader* const leader = weights_->links().leader;
+  if (leader == nullptr) return PressHeld(cache, run_idx);
+  KVL_RETURN_IF_ERROR(leader->BeginPress(*this, *cache, run_idx));
+  const Status pressed = PressHeld(cache, run_idx);
+  if (!pressed.ok()) leader->Lose(pressed);  // others may have pressed theirs
+  KVL_RETURN_IF_ERROR(pressed);
+  return leader->End().status();
 }
 
 }  // namespace kvlathe

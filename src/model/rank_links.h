@@ -30,8 +30,14 @@ class StepLeader {
   virtual Status BeginPress(const Model& model, const SequenceCache& cache, int run_idx) = 0;
   // Waits until all others have answered what was begun.
   virtual StatusOr<std::vector<Failure>> End() = 0;
+  // What each of them holds of the cache, in the order of ranks.
+  virtual StatusOr<std::vector<KvBytes>> Measure(const SequenceCache& cache) = 0;
+  // Has all of them answer, so that one that is gone is found while there is nothing to compute.
+  virtual Status Ask() = 0;
   // Has them forget their shards of the model, which is going.
   virtual void Forget(const Model& model) = 0;
+  // Says that the group cannot go on: a rank does not answer, or a step broke off.
+  virtual void Lose(const Status& status) = 0;
 };
 
 // Null pointers where a model is whole.

@@ -60,6 +60,24 @@ bool ModelStatistics::HasOwnChoice(const CalibrationRun& run) const {
           FileExists(BesideModel(options().model, StatisticsFileName(run.Merging()))));
 }
 
+template <typename F>
+std::invoke_result_t<F, Workspace*> ModelStatistics::OnWholeModel(const F& measure) const {
+  const RankGroup* const ranks = options().ranks;
+  if (ranks == nullptr) return measure(workspace_);
+  if (!ranks->is_leader()) {
+    return Error(StatusCode::kFailedPrecondition,
+                 "there are no statistics of the model on {}, which rank 0 has found or measured; "
+                 "let all machines share rank 0's ~/.cache/kvlathe, or give all of them the file "
+                 "that kvlathe calibrate writes with --basis",
+                 ranks->all->host_of(ranks->rank()));
+  }
+  OpenOptions alone = options();
+  alone.ranks = nullptr;
+  alone.kv.clear();
+  KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Workspace> whole, Workspace::Open(alone));
+  return measure(whole.get());
+}
+
 StatusOr<CalibrationRun> ModelStatistics::RunFor(const StatisticsNeed& need) const {
   CalibrationRun run;
   run.merge = need.merge;
@@ -155,7 +173,7 @@ StatusOr<const CalibrationStatistics*> ModelStatistics::Statistics(const Statist
                                                        MessageOf(call.keeping));
         }
         run.checkpoint_path = call.checkpoint_path;
-        return RunCalibration(workspace_, run);
+        return OnWholeModel([&](Workspace* whole) { return RunCalibration(whole, run); });
       }));
   if (!found.warning.empty()) workspace_->Notify(Note::Kind::kWarning, found.warning);
   if (found.is_new && !found.path.empty()) {
@@ -200,7 +218,8 @@ StatusOr<FisherWeights> ModelStatistics::FindOrMeasureFisher(const Spec& spec) {
       fmt::format("--kv '{}': measuring how much the loss hangs on each layer on {}, "
                   "once; to do without: ranks=adaptive",
                   spec.text(), run.text_path.empty() ? "random tokens" : run.text_path));
-  KVL_ASSIGN_OR_RETURN(FisherWeights weights, RunFisher(workspace_, run));
+  KVL_ASSIGN_OR_RETURN(FisherWeights weights,
+                       OnWholeModel([&](Workspace* whole) { return RunFisher(whole, run); }));
   if (path.empty()) return weights;
   std::error_code ignored;  // what cannot be kept is no error
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
@@ -219,7 +238,9 @@ StatusOr<const FisherWeights*> ModelStatistics::Fisher(const Spec& spec) {
 StatusOr<std::optional<BasisHistograms>> ModelStatistics::HistogramsIn(const ModelBasis& basis) {
   CalibrationRun run = {.n_text_tokens = kHistogramTokens, .gradients = false};
   KVL_ASSIGN_OR_RETURN(run.text_path, TextOfModel(options().model, "calibration.txt"));
-  KVL_ASSIGN_OR_RETURN(BasisHistograms histograms, RunBasisHistograms(workspace_, run, basis));
+  KVL_ASSIGN_OR_RETURN(BasisHistograms histograms, OnWholeModel([&](Workspace* whole) {
+                         return RunBasisHistograms(whole, run, basis);
+                       }));
   return histograms;
 }
 

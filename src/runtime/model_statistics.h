@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "calibration/statistics_store.h"
@@ -58,6 +59,11 @@ class ModelStatistics : public PlanSource {
   StatusOr<StatisticsRequest> RequestFor(const CalibrationRun& run,
                                          const StatisticsNeed& need) const;
   StatusOr<FisherWeights> FindOrMeasureFisher(const Spec& spec);
+  // Calls measure(workspace) with one that holds the whole model: where ranks share it, rank 0
+  // opens it once more for that. The other ranks measure nothing: kFailedPrecondition says what
+  // they need.
+  template <typename F>
+  std::invoke_result_t<F, Workspace*> OnWholeModel(const F& measure) const;
   // Positions that kept statistics of this model may be of, the most first.
   std::vector<int> ModelPositions() const;
 

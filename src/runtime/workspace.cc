@@ -269,7 +269,7 @@ void Workspace::NoteWhatRatioMeans(const SpecModel& spec_model) {
   const int n_promised = RatioContext(spec_model.spec, planner_->model());
   if (context_tokens_ == n_promised) return;
   if (!said_ratios_.insert(spec_model.spec.ToString()).second) return;
-  const CacheLayout& layout = spec_model.model->layout();
+  const CacheLayout& layout = spec_model.model->whole_layout();
   const int64_t bytes = SequenceBytes(layout, context_tokens_, 1, context_tokens_ / 2);
   const double times =
       static_cast<double>(ReferenceBytes(layout, context_tokens_)) / static_cast<double>(bytes);

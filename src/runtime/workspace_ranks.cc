@@ -58,6 +58,7 @@ StatusOr<std::unique_ptr<Model>> Workspace::MakeShard(const Spec& spec, std::opt
   const Status made = leader->EndMake(model.ok() ? model->get() : nullptr);
   KVL_RETURN_IF_ERROR(model.status());
   KVL_RETURN_IF_ERROR(made);
+  (*model)->set_whole_layout(plan.layout());
   return model;
 }
 

@@ -66,6 +66,7 @@ void ServingEngine::Run() {
     if (engine_.is_saving_prefixes()) wait = std::min(wait, kBetweenCopies);
     const bool has_requests = engine_.WaitForWork(wait);
     is_quiet = !has_requests && (is_quiet || wait >= kQuiet);
+    if (!has_requests && wait == kLongestWait) engine_.AskRanks();
     if (has_audit && is_quiet && !stops_) auditor_->WorkIdle();
     StepUntilIdle();
   }

@@ -44,7 +44,7 @@ struct Generated {
 
 void Report(const SpecModel& spec_model, const Generated& generated, bool as_json) {
   const RequestOutcome& outcome = generated.outcome;
-  const CacheLayout& layout = spec_model.model->layout();
+  const CacheLayout& layout = spec_model.model->whole_layout();
   const int n_generated = static_cast<int>(outcome.tokens.size());
   const double decode_tok_per_s = outcome.decode_seconds > 0 && n_generated > 1
                                       ? (n_generated - 1) / outcome.decode_seconds
@@ -66,6 +66,9 @@ void Report(const SpecModel& spec_model, const Generated& generated, bool as_jso
                                    {"kv_bytes", outcome.kv_bytes.total()},
                                    {"kv_fraction", fraction},
                                    {"kv_parts", PartsJson(outcome.kv_bytes)}};
+    for (const KvBytes& of_rank : outcome.kv_bytes_by_rank) {
+      json["kv_bytes_by_rank"].push_back(of_rank.total());
+    }
     if (spec_model.predicted_kl.has_value()) json["predicted_kl"] = *spec_model.predicted_kl;
     fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
@@ -76,14 +79,18 @@ void Report(const SpecModel& spec_model, const Generated& generated, bool as_jso
   if (outcome.n_prefix_tokens > 0) {
     restored += fmt::format("{} tokens of --prefix-dir, ", outcome.n_prefix_tokens);
   }
+  std::string by_rank;
+  for (const KvBytes& of_rank : outcome.kv_bytes_by_rank) {
+    by_rank += fmt::format("{}{}", by_rank.empty() ? "; by rank " : " + ", of_rank.total());
+  }
   const bool is_cut = outcome.finish_reason == FinishReason::kLength;
   fmt::print(stderr,
              "\n{}{} prompt tokens, {} generated{}; TTFT {:.1f} ms, {:.1f} tokens/s; KV {} bytes "
-             "({}), {}\n",
+             "({}), {}{}\n",
              restored, generated.n_prompt, n_generated,
              is_cut ? " (the text is cut there; -n says how many)" : "", outcome.ttft_ms,
              decode_tok_per_s, outcome.kv_bytes.total(), PartsText(outcome.kv_bytes),
-             ShareOfReferenceText(fraction, outcome.n_cached_tokens));
+             ShareOfReferenceText(fraction, outcome.n_cached_tokens), by_rank);
 }
 
 StatusOr<std::string> PromptText(const RunVerbOptions& options) {

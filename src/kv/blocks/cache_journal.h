@@ -3,12 +3,18 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
 
 namespace kvlathe {
 
 class BlockPool;
 struct CacheLayout;
 struct PrefixPlace;
+struct SequenceIdentity;
 
 // Told on the thread that does it. Caches and pools are known by the numbers that the journal gives
 // them.
@@ -32,6 +38,14 @@ class CacheJournal {
   virtual void Shared(int64_t cache, int64_t to, const PrefixPlace& place, Sharing sharing) = 0;
   virtual void KeptSet(int64_t cache) = 0;
   virtual void Failed(int64_t cache) = 0;
+
+  // What the other machines hold of the cache, as files of their own
+  // (kv/blocks/sequence_file.h), by machine.
+  virtual StatusOr<std::vector<std::string>> SaveParts(int64_t cache,
+                                                       const SequenceIdentity& identity) = 0;
+  // Has them take these for the cache, which is empty there.
+  virtual Status RestoreParts(int64_t cache, const SequenceIdentity& identity,
+                              std::span<const std::string> parts) = 0;
 };
 
 }  // namespace kvlathe

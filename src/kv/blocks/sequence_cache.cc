@@ -22,24 +22,24 @@ SequenceCache::SequenceCache(const CacheLayout* layout, BlockPool* pool)
 }
 
 SequenceCache::~SequenceCache() {
-  if (journal() != nullptr) journal()->CacheGone(number_);
+  if (told() != nullptr) told()->CacheGone(number_);
 }
 
 void SequenceCache::SetKept() {
   objects_.SetKept(true);
-  if (journal() != nullptr) journal()->KeptSet(number_);
+  if (told() != nullptr) told()->KeptSet(number_);
 }
 
 void SequenceCache::SetFailed() {
   has_failed_ = true;
-  if (journal() != nullptr) journal()->Failed(number_);
+  if (told() != nullptr) told()->Failed(number_);
 }
 
 void SequenceCache::set_n_prompt(int64_t n_prompt, int64_t n_generated) {
   KVL_CHECK_EQ(n_tokens(), 0);
   progress_.n_prompt = n_prompt;
   progress_.n_generated = n_generated;
-  if (journal() != nullptr) journal()->PromptSet(number_, n_prompt, n_generated);
+  if (told() != nullptr) told()->PromptSet(number_, n_prompt, n_generated);
 }
 
 int64_t SequenceCache::max_step() const {
@@ -68,7 +68,7 @@ Status SequenceCache::Extend(int n_new) {
   const int64_t room_bytes = objects_.SealRoom(progress_, n_after, runs, 0);
   if (n_after <= n_writable_ && room_bytes == 0) {
     EnterNewEntries(n_after);
-    if (journal() != nullptr) journal()->Extended(number_, n_new);
+    if (told() != nullptr) told()->Extended(number_, n_new);
     return OkStatus();
   }
   if (n_after > std::numeric_limits<int>::max()) {
@@ -79,7 +79,7 @@ Status SequenceCache::Extend(int n_new) {
   n_writable_ = objects_.WritablePositions();
   EnterNewEntries(n_after);
   must_seal_ = !runs.empty();
-  if (journal() != nullptr) journal()->Extended(number_, n_new);
+  if (told() != nullptr) told()->Extended(number_, n_new);
   return OkStatus();
 }
 
@@ -104,7 +104,7 @@ void SequenceCache::EnterNewEntries(int64_t n_after) {
 }
 
 void SequenceCache::Clear() {
-  if (journal() != nullptr) journal()->Cleared(number_);
+  if (told() != nullptr) told()->Cleared(number_);
   objects_.Clear();
   progress_ = {.first_whole_layer = layout_->n_layers};
   kept_ = {};
@@ -125,7 +125,7 @@ StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Copy() const {
   copy->n_writable_ = n_writable_;
   copy->reencoding_ = reencoding_;
   if (copy->objects_.CopyFrom(objects_)) {
-    if (journal() != nullptr) journal()->Copied(number_, copy->number_);
+    if (told() != nullptr) told()->Copied(number_, copy->number_);
     return copy;
   }
   copy.reset();  // what is free is told without it

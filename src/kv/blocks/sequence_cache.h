@@ -49,8 +49,12 @@ class SequenceCache {
   // no copy constructor because a copy may fail (Copy).
   SequenceCache(const CacheLayout* layout, BlockPool* pool);
   ~SequenceCache();
-  // Of the cache in the journal of its pool, where it has one.
+  // The journal of its pool, null where there is none, and the number of the cache there.
+  CacheJournal* journal() const { return objects_.pool()->journal(); }
   int64_t number() const { return number_; }
+  // Whether the journal is told what is done; not while the cache is filled otherwise than by
+  // steps, of which it is told at once (RestoreParts).
+  void set_told(bool is_told) { is_told_ = is_told; }
 
   const CacheLayout& layout() const { return *layout_; }
   // The device whose memory holds the objects.
@@ -193,9 +197,10 @@ class SequenceCache {
   void EnterNewEntries(int64_t n_after);
   StatusOr<std::unique_ptr<SequenceCache>> Share(const PrefixPlace& place, bool to_write) const;
 
-  CacheJournal* journal() const { return objects_.pool()->journal(); }
+  CacheJournal* told() const { return is_told_ ? journal() : nullptr; }
 
   const CacheLayout* layout_;
+  bool is_told_ = true;
   int64_t number_ = 0;
   SequenceProgress progress_;
   KeptEntries kept_;        // where the last step ended at a prune point that drops entries

@@ -389,6 +389,55 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
                "damaged: its heads cannot have merged and sealed what it says");
 }
 
+// What the caller keeps, behind what other machines hold of the cache where there are some: how
+// many parts in 4 bytes, each with its length in 8.
+std::string WithParts(const SequenceCache& cache, const SequenceIdentity& identity,
+                      std::string_view state) {
+  if (cache.journal() == nullptr) return std::string(state);
+  // Machines that do not answer are found by the next step; such a file restores nothing.
+  const StatusOr<std::vector<std::string>> parts =
+      cache.journal()->SaveParts(cache.number(), identity);
+  std::string all;
+  AppendBytes(static_cast<uint32_t>(parts.ok() ? parts->size() : 0), &all);
+  for (size_t i = 0; parts.ok() && i < parts->size(); ++i) {
+    AppendBytes(static_cast<uint64_t>((*parts)[i].size()), &all);
+    all += (*parts)[i];
+  }
+  return all + std::string(state);
+}
+
+// Takes the parts off `state` and has the other machines restore them.
+Status RestoreParts(const SequenceIdentity& identity, const SequenceCache& cache,
+                    std::string_view* state) {
+  ByteReader reader(std::as_bytes(std::span(*state)));
+  uint32_t n_parts = 0;
+  std::vector<std::string> parts;
+  bool is_whole = reader.Read(&n_parts);
+  for (uint32_t i = 0; is_whole && i < n_parts; ++i) {
+    uint64_t n_bytes = 0;
+    std::string_view part;
+    is_whole = reader.Read(&n_bytes) && reader.ReadBytes(n_bytes, &part);
+    if (is_whole) parts.emplace_back(part);
+  }
+  if (!is_whole) return Error(StatusCode::kDataLoss, "damaged: parts of the cache are missing");
+  *state = state->substr(state->size() - reader.rest().size());
+  return cache.journal()->RestoreParts(cache.number(), identity, parts);
+}
+
+// After an error the cache has to be cleared.
+Status RestoreParsed(const SequenceFile& file, SequenceCache* cache, std::string* state) {
+  std::string_view kept = file.state;
+  KVL_RETURN_IF_ERROR(ExtendTo(file, cache));
+  if (file.n_tokens > 0 && !CopyRows(file.rows, file.layout, cache)) {
+    return Error(StatusCode::kDataLoss, "damaged: what its blocks share points outside of them");
+  }
+  if (cache->journal() != nullptr) {
+    KVL_RETURN_IF_ERROR(RestoreParts(file.identity, *cache, &kept));
+  }
+  *state = kept;
+  return OkStatus();
+}
+
 // How the caches of a spec are sealed and pruned; not at all where it is not one that this build
 // runs.
 void ReadPlans(const std::string& spec_text, CacheLayout* layout) {
@@ -445,7 +494,7 @@ StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::
 SequencePieces::SequencePieces(const SequenceCache* cache, const SequenceIdentity& identity,
                                std::string_view state)
     : cache_(cache),
-      head_(Head(identity, *cache, state, &n_bytes_)),
+      head_(Head(identity, *cache, WithParts(*cache, identity, state), &n_bytes_)),
       n_layers_(cache->n_tokens() > 0 ? cache->layout().n_layers : 0) {}
 
 std::string SequencePieces::Next() {
@@ -489,16 +538,13 @@ StatusOr<std::string> RestoreSequence(std::span<const std::byte> bytes, std::str
   KVL_CHECK_EQ(cache->n_tokens(), 0);
   KVL_ASSIGN_OR_RETURN(const SequenceFile file, ParseSequenceFile(bytes, name));
   KVL_RETURN_IF_ERROR(CheckPlace(file, place, name));
-  if (const Status status = ExtendTo(file, cache); !status.ok()) {
-    cache->Clear();
-    return Error(status.code(), "{}: {}", name, MessageOf(status));
-  }
-  if (file.n_tokens > 0 && !CopyRows(file.rows, file.layout, cache)) {
-    cache->Clear();
-    return Error(StatusCode::kDataLoss, "{}: damaged: what its blocks share points outside of them",
-                 name);
-  }
-  return std::string(file.state);
+  cache->set_told(false);
+  std::string state;
+  const Status restored = RestoreParsed(file, cache, &state);
+  if (!restored.ok()) cache->Clear();
+  cache->set_told(true);
+  if (!restored.ok()) return Error(restored.code(), "{}: {}", name, MessageOf(restored));
+  return state;
 }
 
 StatusOr<std::string> RestoreSequence(const std::string& path, const SequencePlace& place,

@@ -19,12 +19,14 @@
 //                   if entries are merged, of every KV head, 4 bytes each: its entries and, if the
 //                   model decides what merges and they are sealed, its blocks that were sealed with
 //                   the prompt and all its sealed blocks
-//                   the caller's state: a length of 8 bytes and the bytes
-//                   the objects of every KV head, as they lie in memory: its sink rows and its
-//                   blocks, with a window only those that the last position sees; if the spec
-//                   seals, the run records of these blocks, with the first head the layer records,
-//                   or before the first run the sums from which the head finds its bases; if the
-//                   spec drops entries, the positions and votes of those that are left
+//                   the caller's state: a length of 8 bytes and the bytes. Where machines share the
+//                   model it begins with what the others hold of the cache: how many parts, 4
+//                   bytes, and of each a length of 8 bytes and a file of this kind the objects of
+//                   every KV head, as they lie in memory: its sink rows and its blocks, with a
+//                   window only those that the last position sees; if the spec seals, the run
+//                   records of these blocks, with the first head the layer records, or before the
+//                   first run the sums from which the head finds its bases; if the spec drops
+//                   entries, the positions and votes of those that are left
 //   last    4       CRC-32C of everything before
 //
 // Numbers are little-endian. Rows that no position has filled are zero in the file, so that it says

@@ -146,8 +146,8 @@ StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Share(const PrefixPlace&
 StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Keep(const PrefixPlace& place) {
   KVL_ASSIGN_OR_RETURN(std::unique_ptr<SequenceCache> kept, Share(place, /*to_write=*/false));
   if (!must_seal_ || objects_.SetRoomAsideForShared(progress_)) {
-    if (journal() != nullptr) {
-      journal()->Shared(number_, kept->number_, place, CacheJournal::Sharing::kKeep);
+    if (told() != nullptr) {
+      told()->Shared(number_, kept->number_, place, CacheJournal::Sharing::kKeep);
     }
     return kept;
   }
@@ -158,8 +158,8 @@ StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Keep(const PrefixPlace& 
 
 StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Fork(const PrefixPlace& place) const {
   KVL_ASSIGN_OR_RETURN(std::unique_ptr<SequenceCache> fork, Share(place, /*to_write=*/true));
-  if (journal() != nullptr) {
-    journal()->Shared(number_, fork->number_, place, CacheJournal::Sharing::kFork);
+  if (told() != nullptr) {
+    told()->Shared(number_, fork->number_, place, CacheJournal::Sharing::kFork);
   }
   return fork;
 }
