@@ -65,7 +65,8 @@ bool GreedyBatch::Step() {
     }
     if (!gives_token[i]) continue;
     const std::vector<float>& last = of_steps[i]->logits.back();
-    of_steps[i]->tokens.push_back(static_cast<int32_t>(std::ranges::max_element(last) - last.begin()));
+    of_steps[i]->tokens.push_back(
+        static_cast<int32_t>(std::ranges::max_element(last) - last.begin()));
   }
   return true;
 }

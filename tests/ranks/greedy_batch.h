@@ -15,7 +15,7 @@ namespace kvlathe::testing {
 
 struct PromptToRead {
   std::vector<int32_t> ids;
-  int chunk = 1;  // positions of a step
+  int chunk = 1;                                              // positions of a step
   SequenceStep::Logits logits = SequenceStep::Logits::kLast;  // of chunks before the last one
 };
 
@@ -57,6 +57,7 @@ std::vector<PromptToRead> RandomPrompts(const std::vector<int>& lengths,
                                         const std::vector<int>& chunks, int vocab_size);
 
 // The largest KL divergence of softmax(b) from softmax(a), row by row, in nats.
-double LargestKl(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b);
+double LargestKl(const std::vector<std::vector<float>>& a,
+                 const std::vector<std::vector<float>>& b);
 
 }  // namespace kvlathe::testing

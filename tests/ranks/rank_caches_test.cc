@@ -1,5 +1,5 @@
-// Caches of every axis, on ranks that have some heads of them, some layers, or both: the tokens that
-// one machine decodes, and together the bytes of its cache.
+// Caches of every axis, on ranks that have some heads of them, some layers, or both: the tokens
+// that one machine decodes, and together the bytes of its cache.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -90,8 +90,8 @@ constexpr const char* kCachesOfAllHeads[] = {"kcvt(bits=4)",
 class Sharing {
  public:
   Sharing(const RandomModelShape& shape, const RankGrid& grid) {
-    directory_ = testing::FreshDirectory(fmt::format("ranks_caches_{}_{}_{}", shape.n_kv_heads,
-                                                     grid.n_tensor_ranks, grid.n_stages));
+    directory_ = testing::FreshDirectory(
+        fmt::format("ranks_caches_{}_{}_{}", shape.n_kv_heads, grid.n_tensor_ranks, grid.n_stages));
     testing::WriteRandomModel(shape, directory_, 23);
     model_ = testing::OfFile(directory_);
     auto weights = ModelWeights::Load(model_.config, model_.types, model_.open(),
@@ -120,7 +120,8 @@ class Sharing {
       GreedyBatch batch(shared->get(), &pool, prompts, kGreedyTokens);
       while (expected.Step()) {
         ASSERT_TRUE(batch.Step());
-        for (size_t i = 0; i < batch.size(); ++i) ExpectSameBytes(batch.cache(i), expected.cache(i));
+        for (size_t i = 0; i < batch.size(); ++i)
+          ExpectSameBytes(batch.cache(i), expected.cache(i));
         if (::testing::Test::HasFailure()) return;
       }
       EXPECT_FALSE(batch.Step());

@@ -1,5 +1,5 @@
-// A model that ranks share computes what it computes on one machine, in every family: heads, columns
-// and words are cut, layers are cut, and both.
+// A model that ranks share computes what it computes on one machine, in every family: heads,
+// columns and words are cut, layers are cut, and both.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -61,9 +61,9 @@ std::vector<NamedShape> DividedShapes() {
   papers.n_kv_heads = 4;
   papers.n_norms = 2;
   papers.tied = true;
-  shapes.insert(shapes.end(), {{"gemma3", gemma},
-                               {"llama_three_heads", three},
-                               {"falcon_of_the_papers", papers}});
+  shapes.insert(
+      shapes.end(),
+      {{"gemma3", gemma}, {"llama_three_heads", three}, {"falcon_of_the_papers", papers}});
   return shapes;
 }
 
@@ -148,8 +148,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RankFamilies, ::testing::ValuesIn(DividedShapes
 class RankGgufFiles : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(RankGgufFiles, ComputeWhatOneMachineDoes) {
-  const SharedModel model = testing::OfFile(std::string(KVLATHE_SOURCE_DIR "/tests/golden/gguf/") +
-                                            GetParam() + ".gguf");
+  const SharedModel model =
+      testing::OfFile(std::string(KVLATHE_SOURCE_DIR "/tests/golden/gguf/") + GetParam() + ".gguf");
   ComputedWhole whole(model);
   whole.ExpectSameOn({model.config.n_kv_heads > 1 ? 2 : 1, 2});
 }
