@@ -203,6 +203,11 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenShape(const std::string& con
                                                           const OpenOptions& options,
                                                           std::unique_ptr<Tokenizer> tokenizer,
                                                           std::optional<double> compression) {
+  if (compression.has_value() && options.ranks != nullptr) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--compression looks at all heads of a model, which ranks share; leave --tp and "
+                 "--pp out");
+  }
   KVL_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonFile(config_path));
   if (tokenizer != nullptr && json.is_object()) json["vocab_size"] = tokenizer->vocab_size();
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
