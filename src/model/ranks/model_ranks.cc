@@ -12,10 +12,16 @@
 namespace kvlathe {
 namespace {
 
-// Cuts the steps into at most n groups with about as many tokens each.
-std::vector<std::span<const SequenceStep>> GroupsOf(std::span<const SequenceStep> steps, int n) {
+// Fewer tokens take a stage as long as these, because it reads its weights for them. Smaller groups
+// would be on their way for longer together than one is alone.
+constexpr int64_t kLeastGroupTokens = 8;
+
+// Cuts the steps into at most n_stages groups with about as many tokens each.
+std::vector<std::span<const SequenceStep>> GroupsOf(std::span<const SequenceStep> steps,
+                                                    int n_stages) {
   int64_t n_left = 0;
   for (const SequenceStep& step : steps) n_left += step.n_new();
+  const auto n = std::clamp<int64_t>(n_left / kLeastGroupTokens, 1, n_stages);
   std::vector<std::span<const SequenceStep>> groups;
   while (!steps.empty()) {
     const int64_t n_groups_left = std::max<int64_t>(1, n - std::ssize(groups));
