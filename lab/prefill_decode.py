@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -193,6 +194,7 @@ def main():
     verb = verbs.add_parser("ask")
     verb.add_argument("url")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was set up is taken down
     try:
         if options.verb == "run":
             run(options)

@@ -158,7 +158,7 @@ class PrefillClient::Transfers {
   // The file is there, and the connection ends by itself.
   void Publish(const std::shared_ptr<Asked>& asked);
   // The attempt has failed. `reason` as PromptAttempt has it.
-  void EndAttempt(std::shared_ptr<Asked> asked, std::string_view reason, Status status);
+  void EndAttempt(const std::shared_ptr<Asked>& asked, std::string_view reason, Status status);
   void Remove(Asked* asked);
   void Leave(const std::shared_ptr<Asked>& asked) {
     Remove(asked.get());
@@ -225,8 +225,8 @@ void PrefillClient::Transfers::Remove(Asked* asked) {
   std::erase_if(under_way_, [&](const auto& other) { return other.get() == asked; });
 }
 
-void PrefillClient::Transfers::EndAttempt(std::shared_ptr<Asked> asked, std::string_view reason,
-                                          Status status) {
+void PrefillClient::Transfers::EndAttempt(const std::shared_ptr<Asked>& asked,
+                                          std::string_view reason, Status status) {
   Remove(asked.get());
   const bool is_unwanted = asked->is_unwanted.load();
   client_->LeaveReplica(asked->replica, /*has_failed=*/!is_unwanted);
