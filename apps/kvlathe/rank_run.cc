@@ -65,6 +65,11 @@ Status FollowLeader(const RankedVerb& verb, bool* agreed) {
   });
 }
 
+// Ranks that refuse the same thing end alike, because mpirun ends with what the first of them said.
+int ExitCodeOf(const Status& status) {
+  return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
+}
+
 }  // namespace
 
 int ReportError(const Status& status) {
@@ -73,7 +78,7 @@ int ReportError(const Status& status) {
     if (c == '\n') c = ' ';
   }
   fmt::print(stderr, "kvlathe: {}\n", message);
-  return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
+  return ExitCodeOf(status);
 }
 
 bool RunsOnRanks(const Verbs& verbs) {
@@ -91,7 +96,7 @@ int RunOnRanks(const Verbs& verbs, const std::string& command) {
   RankPatience patience;
   patience.step = std::chrono::milliseconds(static_cast<int64_t>(verb.timeout_s * 1000));
   StatusOr<std::unique_ptr<RankGroup>> group = MakeRankGroup(*std::move(all), verb.grid, patience);
-  if (!group.ok()) return rank == 0 ? ReportError(group.status()) : 1;
+  if (!group.ok()) return rank == 0 ? ReportError(group.status()) : ExitCodeOf(group.status());
   (*group)->command = command;
   (*group)->n_threads_alone = n_threads_alone;
   (*group)->on_lost = [](const Status& status) { EndGroup(ReportError(status)); };
@@ -99,7 +104,7 @@ int RunOnRanks(const Verbs& verbs, const std::string& command) {
   bool agreed = false;
   const Status status = rank == 0 ? Lead(verbs, group->get()) : FollowLeader(verb, &agreed);
   if (status.ok()) return 0;
-  if (rank != 0 && !agreed) return 1;
+  if (rank != 0 && !agreed) return ExitCodeOf(status);
   const int code = ReportError(
       rank == 0 ? status
                 : Error(status.code(), "rank {} on {}: {}", rank, host, MessageOf(status)));
