@@ -68,8 +68,8 @@ def two_machines(rate):
                 run([*within, "ip", "link", "set", "link0", "up"])
                 run([*within, "tc", "qdisc", "add", "dev", "link0", "root", "tbf", "rate", rate, "burst", "16kb", "latency", "50ms"])
             yield ["ip", "netns", "exec", here, "mpirun", "-q", "--bind-to", "none", "-n", "2",
-                   "--host", ",".join(f"{address}:1" for address in PLACES.values()), "--mca", "plm_rsh_agent", agent, "--mca", "oob_tcp_if_include", NETWORK, "--mca", "btl", "tcp,self",
-                   "--mca", "btl_tcp_if_include", NETWORK]
+                   "--host", ",".join(f"{address}:1" for address in PLACES.values()), "--mca", "plm_rsh_agent", agent,
+                   "--mca", "oob_tcp_if_include", NETWORK, "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", NETWORK]
         finally:
             for place in PLACES:
                 subprocess.run(["ip", "netns", "delete", place], capture_output=True)
