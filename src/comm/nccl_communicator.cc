@@ -19,6 +19,7 @@ namespace {
 
 std::vector<std::string> AllHostsOf(const Communicator& host) {
   std::vector<std::string> hosts;
+  hosts.reserve(static_cast<size_t>(host.size()));
   for (int rank = 0; rank < host.size(); ++rank) hosts.push_back(host.host_of(rank));
   return hosts;
 }

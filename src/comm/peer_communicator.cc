@@ -53,6 +53,7 @@ void AddInOrder(int rank, float* others, size_t stride, std::span<float> values,
 
 std::vector<std::string> HostsOf(const Transport& transport, const std::vector<int>& group_ranks) {
   std::vector<std::string> hosts;
+  hosts.reserve(group_ranks.size());
   for (const int rank : group_ranks) hosts.push_back(transport.hosts()[static_cast<size_t>(rank)]);
   return hosts;
 }

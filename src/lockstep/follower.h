@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,6 +31,10 @@ class Follower {
   // Follows until rank 0 lets go. An error is one after which the group cannot go on: another rank
   // does not answer, or this one has no memory.
   Status Run();
+
+  // What it holds for rank 0, by the numbers that it has there; while it waits for an order.
+  const std::map<int64_t, std::unique_ptr<SequenceCache>>& caches() const { return caches_; }
+  int64_t n_pools() const { return std::ssize(pools_); }
 
  private:
   Status Take(const CacheEvent& event);

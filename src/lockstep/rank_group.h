@@ -9,12 +9,12 @@
 #include "base/status.h"
 #include "comm/communicator.h"
 #include "lockstep/lock_step.h"
-#include "model/model_shard.h"
+#include "model/ranks/model_shard.h"
 
 namespace kvlathe {
 
 struct RankPatience {
-  std::chrono::milliseconds step{4000};      // of a message of a step
+  std::chrono::milliseconds step{3500};      // of a message of a step
   std::chrono::milliseconds start{600'000};  // while models are loaded and made
 };
 

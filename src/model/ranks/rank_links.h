@@ -46,7 +46,7 @@ struct RankLinks {
   Communicator* ranks = nullptr;  // all that share the model: rank r of RankGrid is rank r here
   StepLeader* leader = nullptr;   // on rank 0
   // How long a rank may take to answer that has nothing to compute meanwhile.
-  std::chrono::milliseconds timeout{4000};
+  std::chrono::milliseconds timeout{3500};
 };
 
 }  // namespace kvlathe

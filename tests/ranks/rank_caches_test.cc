@@ -1,0 +1,223 @@
+// Caches of every axis, on ranks that have some heads of them, some layers, or both: the tokens
+// that one machine decodes, and together the bytes of its cache.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../properties/calibrated_model.h"
+#include "../random_model.h"
+#include "greedy_batch.h"
+#include "runtime/machines/machine_choice.h"
+#include "thread_ranks.h"
+
+namespace kvlathe {
+namespace {
+
+using testing::GreedyBatch;
+using testing::RandomModelShape;
+using testing::RankParts;
+using testing::SharedModel;
+using testing::ThreadRanks;
+
+constexpr int64_t kBytesForCaches = int64_t{64} << 20;
+constexpr int kGreedyTokens = 24;
+
+constexpr const char* kCachesOfOneHead[] = {
+    "zack(rate=0.4)",
+    "zack(rate=0.5,online=on)",
+    "fdc(rate=0.5)",
+    "fdc(rate=0.5,ranks=adaptive)",
+    "palu(rate=0.5)",
+    "eigen(rate=0.4)",
+    "svd-online(rate=0.5)",
+    "lathe(rate=0.25)",
+    "lathe(rate=0.25,keys=before)",
+    "lathe(rate=0.25,heads=own)",
+    "lathe(rate=0.25,resident=full)",
+    "lathe(ratio=4)",
+    "lathe(ratio=4,heads=own,scales=static)+lowrank",
+    "lathe(ratio=6,keys=before)",
+    "lathe(ratio=8,keys=block)",
+    "lathe(ratio=4,classes=3)",
+    "lathe(ratio=4,under_pressure=8)",
+    "lathe(ratio=4)+h2o(keep=0.5)",
+    "h2o(keep=0.5)",
+    "mas(keep=0.5)",
+    "keyformer(keep=0.5)",
+    "snapkv(keep=0.5)",
+    "tova(keep=0.5,heads=own)",
+    "window(size=100)",
+    "pool(n=4)",
+    "token(bits=4)",
+    "token(bits=4,hadamard=on)",
+    "kivi(bits=2,group=64)",
+    "kivi(bits=4,group=64)+lowrank",
+    "gear-l(bits=2)",
+    "int8",
+    "q8_0",
+    "q4_0",
+    "mxfp4",
+    "h2o(keep=0.5)+kivi(bits=4)",
+    "window(size=100)+kivi",
+    "pool(n=2)+kivi(bits=4)",
+    "fdc(rate=0.5)+kivi(bits=4)+lowrank",
+    "fdc(rate=0.5)+snapkv(keep=0.5,score=exact)",
+    "keyformer-z(rate=0.5)",
+    "zack(rate=0.5)+h2o(keep=0.5)+token(bits=4)",
+};
+
+// Of models that decide what merges.
+constexpr const char* kCachesThatMerge[] = {"dmc", "dmc(window=0)+kivi(bits=4)",
+                                            "fdc(rate=0.25)+dmc"};
+
+// Layers are cut, heads are not: what is made of all heads of a layer is.
+constexpr const char* kCachesOfAllHeads[] = {"kcvt(bits=4)",
+                                             "kvquant(bits=3)",
+                                             "gear(bits=4)",
+                                             "outlier-aware",
+                                             "tova(keep=0.5)",
+                                             "palu(rate=0.5,group=2)+tova(keep=0.5)",
+                                             "lathe(rate=0.25,heads=joint)",
+                                             "lathe(ratio=6,keys=block,maps=joint)"};
+
+// Models that are loaded, calibrated and shared among ranks once for all caches.
+class Sharing {
+ public:
+  Sharing(const RandomModelShape& shape, const RankGrid& grid) {
+    directory_ = testing::FreshDirectory(
+        fmt::format("ranks_caches_{}_{}_{}", shape.n_kv_heads, grid.n_tensor_ranks, grid.n_stages));
+    testing::WriteRandomModel(shape, directory_, 23);
+    model_ = testing::OfFile(directory_);
+    auto weights = ModelWeights::Load(model_.config, model_.types, model_.open(),
+                                      MakeMachine(&threads_, SelectIsa().value()));
+    EXPECT_TRUE(weights.ok()) << weights.status();
+    calibrated_ = std::make_unique<CalibratedModel>("shared", *std::move(weights), &threads_);
+    model_.source = calibrated_.get();
+    auto whole = RankParts::Load(model_, grid, nullptr);
+    EXPECT_TRUE(whole.ok()) << whole.status();
+    whole_ = *std::move(whole);
+    ranks_ = std::make_unique<ThreadRanks>(model_, grid);
+  }
+  ~Sharing() { std::filesystem::remove_all(directory_); }
+
+  void ExpectSame(const char* kv) {
+    {
+      const auto whole = whole_->MakeModel(kv);
+      ASSERT_TRUE(whole.ok()) << whole.status();
+      const auto shared = ranks_->MakeModel(kv);
+      ASSERT_TRUE(shared.ok()) << shared.status();
+      BlockPool pool_of_whole(kBytesForCaches, &whole_->memory());
+      BlockPool pool(kBytesForCaches, &ranks_->memory());
+      const std::vector<testing::PromptToRead> prompts =
+          testing::RandomPrompts({230, 130, 20}, {48, 33, 20}, model_.config.vocab_size);
+      GreedyBatch expected(whole->get(), &pool_of_whole, prompts, kGreedyTokens);
+      GreedyBatch batch(shared->get(), &pool, prompts, kGreedyTokens);
+      while (expected.Step()) {
+        ASSERT_TRUE(batch.Step());
+        for (size_t i = 0; i < batch.size(); ++i)
+          ExpectSameBytes(batch.cache(i), expected.cache(i));
+        if (::testing::Test::HasFailure()) return;
+      }
+      EXPECT_FALSE(batch.Step());
+      for (size_t i = 0; i < batch.size(); ++i) {
+        EXPECT_EQ(batch.tokens(i).size(), kGreedyTokens);
+        EXPECT_EQ(batch.tokens(i), expected.tokens(i)) << "sequence " << i;
+      }
+    }
+    EXPECT_EQ(ranks_->CountMirrored(), 0);
+  }
+
+ private:
+  void ExpectSameBytes(const SequenceCache& shared, const SequenceCache& whole) {
+    const KvBytes sum = ranks_->BytesOf(shared), all = whole.bytes();
+    EXPECT_EQ(sum.blocks, all.blocks);
+    EXPECT_EQ(sum.sinks, all.sinks);
+    EXPECT_EQ(sum.run_records, all.run_records);
+    EXPECT_EQ(sum.layer_records, all.layer_records);
+    EXPECT_EQ(sum.tables, all.tables);
+    EXPECT_EQ(sum.entries, all.entries);
+  }
+
+  std::string directory_;
+  ThreadPool threads_{2};
+  SharedModel model_;
+  std::unique_ptr<CalibratedModel> calibrated_;
+  std::unique_ptr<RankParts> whole_;
+  std::unique_ptr<ThreadRanks> ranks_;
+};
+
+RandomModelShape ShapeOfHeads(int n_kv_heads) {
+  RandomModelShape shape;
+  shape.n_heads = 2 * n_kv_heads;
+  shape.n_kv_heads = n_kv_heads;
+  shape.head_dim = 32;
+  shape.n_layers = 2;
+  return shape;
+}
+
+RandomModelShape MergingShape() {
+  RandomModelShape shape = ShapeOfHeads(4);
+  shape.attention_bias = true;
+  shape.dmc.emplace();
+  return shape;
+}
+
+struct SharingCase {
+  const char* name;
+  RandomModelShape shape;
+  RankGrid grid;
+};
+
+class RankCaches : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void TearDownTestSuite() { sharings_.clear(); }
+
+  static void ExpectSame(const std::vector<SharingCase>& cases) {
+    for (const SharingCase& of : cases) {
+      SCOPED_TRACE(of.name);
+      std::unique_ptr<Sharing>& sharing = sharings_[of.name];
+      if (sharing == nullptr) sharing = std::make_unique<Sharing>(of.shape, of.grid);
+      sharing->ExpectSame(GetParam());
+    }
+  }
+
+ private:
+  static inline std::map<std::string, std::unique_ptr<Sharing>> sharings_;
+};
+
+std::string CacheNameOf(const ::testing::TestParamInfo<const char*>& test) {
+  std::string name = test.param;
+  for (char& c : name) c = std::isalnum(c) != 0 ? c : '_';
+  return name;
+}
+
+TEST_P(RankCaches, DecodeTheTokensOfOneMachineInItsBytes) {
+  ExpectSame({{"4 heads on 2 ranks", ShapeOfHeads(4), {2, 1}},
+              {"4 heads on 2 ranks, 2 stages", ShapeOfHeads(4), {2, 2}},
+              {"3 heads on 2 ranks", ShapeOfHeads(3), {2, 1}}});
+}
+INSTANTIATE_TEST_SUITE_P(Specs, RankCaches, ::testing::ValuesIn(kCachesOfOneHead), CacheNameOf);
+
+class RankCachesThatMerge : public RankCaches {};
+TEST_P(RankCachesThatMerge, DecodeTheTokensOfOneMachineInItsBytes) {
+  ExpectSame({{"merging on 2 ranks", MergingShape(), {2, 1}},
+              {"merging on 2 ranks, 2 stages", MergingShape(), {2, 2}}});
+}
+INSTANTIATE_TEST_SUITE_P(Specs, RankCachesThatMerge, ::testing::ValuesIn(kCachesThatMerge),
+                         CacheNameOf);
+
+class RankCachesOfAllHeads : public RankCaches {};
+TEST_P(RankCachesOfAllHeads, AreCutByLayers) {
+  ExpectSame({{"2 stages", ShapeOfHeads(4), {1, 2}}});
+}
+INSTANTIATE_TEST_SUITE_P(Specs, RankCachesOfAllHeads, ::testing::ValuesIn(kCachesOfAllHeads),
+                         CacheNameOf);
+
+}  // namespace
+}  // namespace kvlathe
