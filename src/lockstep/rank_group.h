@@ -31,6 +31,8 @@ struct RankGroup {
   // Once all ranks have agreed.
   void BeginLockStep();
   int rank() const { return all->rank(); }
+  // How many of the ranks are on this rank's host.
+  int CountHere() const;
   bool is_leader() const { return rank() == 0; }
   RankLinks links() const { return {all.get(), leader.get(), patience.step}; }
 };

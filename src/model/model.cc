@@ -140,7 +140,11 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   layer->config = &c;
   layer->weights = &weights_->layer(layer_idx);
   layer->layout = &layout_;
-  layer->is_parted = !weights_->shard().has_whole_layers();
+  const ModelShard& shard = weights_->shard();
+  layer->whole_idx = static_cast<int>(shard.layers.begin) + layer_idx;
+  layer->first_kv_head =
+      static_cast<int>(shard.kv_heads.begin) / (c.n_kv_heads / layout_.n_kv_heads);
+  layer->is_parted = !shard.has_whole_layers();
   layer->window = layout_.window(layer_idx);
   layer->row_type = activations_.types.rows;
   layer->rotations = &rotations_;

@@ -83,6 +83,11 @@ Status CheckOptions(const ServeOptions& options) {
     }
   }
   KVL_RETURN_IF_ERROR(CheckRole(options.server.role));
+  if (options.server.role.role != server::Role::kAll && options.model.ranks != nullptr) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--role: what travels is the cache of one process, and ranks that share a model "
+                 "have parts of it each; leave --tp and --pp out");
+  }
   return CheckAudit(options);
 }
 
