@@ -70,6 +70,11 @@ Status FollowLeader(const RankedVerb& verb, bool* agreed) {
   });
 }
 
+// Ranks that refuse the same thing end alike, because mpirun ends with what the first of them said.
+int ExitCodeOf(const Status& status) {
+  return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
+}
+
 }  // namespace
 
 int ReportError(const Status& status) {
@@ -78,7 +83,7 @@ int ReportError(const Status& status) {
     if (c == '\n') c = ' ';
   }
   fmt::print(stderr, "kvlathe: {}\n", message);
-  return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
+  return ExitCodeOf(status);
 }
 
 bool RunsOnRanks(const Verbs& verbs) {
@@ -94,7 +99,7 @@ int RunOnRanks(const Verbs& verbs, const std::string& command) {
   RankPatience patience;
   patience.step = std::chrono::milliseconds(static_cast<int64_t>(verb.timeout_s * 1000));
   StatusOr<std::unique_ptr<RankGroup>> group = MakeRankGroup(*std::move(all), verb.grid, patience);
-  if (!group.ok()) return rank == 0 ? ReportError(group.status()) : 1;
+  if (!group.ok()) return rank == 0 ? ReportError(group.status()) : ExitCodeOf(group.status());
   (*group)->command = command;
   (*group)->n_threads_alone = verb.model->n_threads;
   ShareProcessors(**group, verb.model);
@@ -103,7 +108,7 @@ int RunOnRanks(const Verbs& verbs, const std::string& command) {
   bool agreed = false;
   const Status status = rank == 0 ? Lead(verbs, group->get()) : FollowLeader(verb, &agreed);
   if (status.ok()) return 0;
-  if (rank != 0 && !agreed) return 1;
+  if (rank != 0 && !agreed) return ExitCodeOf(status);
   const int code = ReportError(
       rank == 0 ? status
                 : Error(status.code(), "rank {} on {}: {}", rank, host, MessageOf(status)));

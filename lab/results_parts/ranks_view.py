@@ -83,9 +83,10 @@ def block_lines(data, block):
     if part == "paper" and link in LINKS:
         return paper_table(LINKS[link])
     if block == "provenance":
-        run, beside = data["run"], max(row["beside"] for row in data["rows"])
+        run, beside = data["run"], max(row.get("beside", 0) for row in data["rows"])
         return [f"Commit {run['commit']}{' with changes' if run.get('dirty') else ''}, {run['date']}: {run['cores']} cores of {run['machine']} "
-                f"({run['instructions']}), one thread a rank. What else ran took up to {beside:.2f} cores.", ""]
+                f"({run['instructions']}), one thread a rank. What else ran took up to {beside:.2f} cores, "
+                "where that is known.", ""]
     tables = {"shares": shares_table, "check": check_table}
     if block not in tables:
         raise ResultsError(f"speed/ranks has no block {block}; there are {', '.join([*tables, *('paper/' + name for name in LINKS), 'provenance'])}")

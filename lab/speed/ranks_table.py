@@ -8,8 +8,9 @@ Links: `memory` (two processes, as mpirun starts them), `loopback` (the same ove
 stand for two machines; a veth pair between them is slowed on both sides (tbf), mpirun starts the second rank there by `ip netns exec` where it
 would use ssh, and all is taken down in the end. That needs root and iproute2. `alone` is one process of one thread, `threads` one of two. Each
 rank has one thread. On every link kvlathe's `bench model` runs with and without --tell-waiting, which costs a message a sum: speeds are of runs without, shares of runs
-with it. comm_bench, where it is there, measures the link itself. What else ran meanwhile is kept with each row; where that was more than
-a tenth of a core, it is measured again, three times at most, and the least disturbed counts.
+with it. comm_bench, where it is there, measures the link itself. What else ran meanwhile is kept with each row (but not
+for namespaces, where nobody waits for the second rank and knows what it took); where that was more than a tenth of a core, it is measured
+again, three times at most, and the least disturbed counts.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +33,7 @@ from results_parts.ranks_view import MEASURED, RATES  # noqa: E402
 from results_parts.store import ResultsError, write_whole  # noqa: E402
 
 MODELS = {"smollm2": ["-p", "256", "-n", "64"], "qwen2.5-coder-1.5b": ["-p", "64", "-n", "24"]}
-PLACES = {"kvlathe-rank-0": "10.78.0.1", "kvlathe-rank-1": "10.78.0.2"}  # namespaces and their addresses
+PLACES = {f"kvlathe-{os.getpid()}-rank-{i}": f"10.78.0.{i + 1}" for i in range(2)}  # namespaces and their addresses
 NETWORK = "10.78.0.0/24"
 QUIET = 0.1  # processors
 SUM_BYTES = (4096, 65536)  # the second where nobody says what the rate of the link is
@@ -65,9 +67,9 @@ def two_machines(rate):
                 run([*within, "ip", "address", "add", f"{address}/24", "dev", "link0"])
                 run([*within, "ip", "link", "set", "link0", "up"])
                 run([*within, "tc", "qdisc", "add", "dev", "link0", "root", "tbf", "rate", rate, "burst", "16kb", "latency", "50ms"])
-            yield ["ip", "netns", "exec", here, "mpirun", "-q", "--bind-to", "none", "-n", "2", "--host", ",".join(f"{a}:1" for a in PLACES.values()),
-                   "--mca", "plm_rsh_agent", agent, "--mca", "oob_tcp_if_include", NETWORK, "--mca", "btl", "tcp,self",
-                   "--mca", "btl_tcp_if_include", NETWORK]
+            yield ["ip", "netns", "exec", here, "mpirun", "-q", "--bind-to", "none", "-n", "2",
+                   "--host", ",".join(f"{address}:1" for address in PLACES.values()), "--mca", "plm_rsh_agent", agent,
+                   "--mca", "oob_tcp_if_include", NETWORK, "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", NETWORK]
         finally:
             for place in PLACES:
                 subprocess.run(["ip", "netns", "delete", place], capture_output=True)
@@ -95,9 +97,11 @@ def disturbed(words):
 
 
 def bench(words, options, model, more, n_threads=1):
-    """(rows, what else ran)"""
+    """(rows, what else ran; None where that is not known)"""
     command = [*words, options.kvlathe, "bench", "model", "-m", ROOT / f"models/fetched/{model}.gguf", "-t", n_threads, *MODELS[model], "-r",
                str(options.repetitions), "--no-bandwidth", "--json", *more]
+    if "netns" in words:
+        return json.loads(run(command))["rows"], None
     tries = []
     while len(tries) < 3 and (not tries or tries[-1][1] > QUIET):
         tries.append(disturbed(command))
@@ -110,7 +114,7 @@ def rows_of(model, link, tells_waiting, benched):
     for row in found:
         shares = row.get("rank_share", {})
         rows.append({"model": model, "link": link, "test": "pp" if row["n_prompt"] else "tg", "tells_waiting": tells_waiting,
-                     "tokens_per_s": round(row["avg_ts"], 2), "beside": round(beside, 2),
+                     "tokens_per_s": round(row["avg_ts"], 2), **({} if beside is None else {"beside": round(beside, 2)}),
                      **{name: round(share, 4) for name, share in shares.items()}})
     return rows
 
@@ -180,6 +184,7 @@ def main(arguments):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ranks_table.py: ended"))  # namespaces are taken down
     try:
         sys.exit(main(sys.argv[1:]))
     except ResultsError as error:
