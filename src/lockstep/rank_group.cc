@@ -1,5 +1,7 @@
 #include "lockstep/rank_group.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -10,13 +12,21 @@
 namespace kvlathe {
 namespace {
 
-// The first line of `theirs` that is not in `ours`.
+std::vector<std::string_view> LinesOf(std::string_view facts) {
+  std::vector<std::string_view> lines;
+  while (!facts.empty()) {
+    const size_t end = facts.find('\n');
+    lines.push_back(facts.substr(0, end));
+    facts.remove_prefix(end == std::string_view::npos ? facts.size() : end + 1);
+  }
+  return lines;
+}
+
+// The first line of `theirs` that is none of `ours`.
 std::string FirstDifference(std::string_view ours, std::string_view theirs) {
-  while (!theirs.empty()) {
-    const size_t end = theirs.find('\n');
-    const std::string_view line = theirs.substr(0, end);
-    if (ours.find(line) == std::string_view::npos) return std::string(line);
-    theirs.remove_prefix(end == std::string_view::npos ? theirs.size() : end + 1);
+  const std::vector<std::string_view> known = LinesOf(ours);
+  for (const std::string_view line : LinesOf(theirs)) {
+    if (std::ranges::find(known, line) == known.end()) return std::string(line);
   }
   return "something that is missing there";
 }
@@ -95,12 +105,14 @@ Status Agree(Communicator* all, const RankCard& card) {
   }
   for (int r = 1; r < all->size(); ++r) {
     if (cards[r] == cards[0]) continue;
+    const std::string_view first = std::string_view(cards[0]).substr(sizeof(int32_t)),
+                           other = std::string_view(cards[r]).substr(sizeof(int32_t));
     return Error(
         StatusCode::kInvalidArgument,
         "rank {} on {} has another {} than rank 0 on {} ({}); all ranks must have the same "
         "build, model and options",
-        r, all->host_of(r), FirstDifference(cards[0], cards[r]), all->host_of(0),
-        FirstDifference(cards[r], cards[0]));
+        r, all->host_of(r), FirstDifference(first, other), all->host_of(0),
+        FirstDifference(other, first));
   }
   return OkStatus();
 }

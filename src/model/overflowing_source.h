@@ -13,11 +13,11 @@ namespace kvlathe {
 
 // Random weights, all of them finite, that overflow on one token: in the first layer its values are
 // infinite. Of the embeddings it alone has a first component, and a weight of the first layer's
-// values multiplies that by nearly the largest number there is.
+// values, in the row of `value_row`, multiplies that by nearly the largest number there is.
 class OverflowingSource : public TensorSource {
  public:
-  OverflowingSource(uint64_t seed, int32_t token_id)
-      : source_(MakeRandomSource(seed)), token_id_(token_id) {}
+  OverflowingSource(uint64_t seed, int32_t token_id, int64_t value_row = 0)
+      : source_(MakeRandomSource(seed)), token_id_(token_id), value_row_(value_row) {}
 
   bool Has(const std::string& name) const override { return source_->Has(name); }
   StatusOr<StoredTensor> Get(const std::string& name, const std::vector<int64_t>& shape) override {
@@ -30,7 +30,7 @@ class OverflowingSource : public TensorSource {
       }
     }
     if (name.find("layers.0.self_attn.v_proj.weight") != std::string::npos) {
-      rows[0] = ToBf16(3e38f);
+      rows[value_row_ * shape[1]] = ToBf16(3e38f);
     }
     return tensor;
   }
@@ -40,6 +40,7 @@ class OverflowingSource : public TensorSource {
  private:
   std::unique_ptr<TensorSource> source_;
   int32_t token_id_;
+  int64_t value_row_;
 };
 
 }  // namespace kvlathe

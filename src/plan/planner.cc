@@ -146,7 +146,8 @@ StatusOr<ModelBasis> CachePlanner::BasisAt(const Spec& spec, const RankAllocatio
   if (FactsOf(spec.sealing()).finds_bases) return OnlineBasis(spec, allocation.ranks);
   KVL_ASSIGN_OR_RETURN(const BasisAnalysis* analysis, analyses_.Of(spec));
   if (!IsResident(*spec.basis())) return CutBasis(*analysis, allocation.ranks);
-  const HeadRanks whole = {model_.head_dim, model_.head_dim};
+  const int n_channels = analysis->shape.head_dim;  // of all heads that a map joins
+  const HeadRanks whole = {n_channels, n_channels};
   return CutBasis(*analysis, std::vector<HeadRanks>(allocation.ranks.size(), whole));
 }
 

@@ -48,6 +48,24 @@ TEST(PlannerTest, LayersThatHoldFewPositionsGetMoreBits) {
   EXPECT_GT(shorter.second, shorter.first);
 }
 
+// One map joins the heads of a layer, and has the channels of all of them.
+TEST(PlannerTest, ResidentMapsHaveAllChannelsOfTheHeadsThatTheyJoin) {
+  DrawnSource source(kTwoHeads);
+  CachePlanner planner(kTwoHeads, &source);
+  const int n_channels = 2 * kTwoHeads.head_dim;
+  for (const double rate : {0.05, 0.25, 0.75}) {
+    const StatusOr<CachePlan> plan =
+        planner.MakePlan(*Spec::Parse("lathe(rate=0.5,resident=full)"), rate);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ASSERT_EQ(plan->layout().head_dim, n_channels);
+    for (const BlockShape& shape : plan->row_shapes()) {
+      EXPECT_EQ(shape.rank_k, n_channels);
+      EXPECT_EQ(shape.rank_v, n_channels);
+    }
+    EXPECT_NEAR(plan->allocation()->removal_rate, rate, 0.1);
+  }
+}
+
 TEST(PlannerTest, SpecsSayWhatStatisticsTheyNeed) {
   const auto needs_of = [](const char* kv) { return StatisticsNeedsOf(*Spec::Parse(kv)); };
   using Needs = std::vector<StatisticsNeed>;

@@ -168,7 +168,10 @@ StatusOr<std::unique_ptr<Model>> RankParts::MakeModel(const std::string& kv,
   KVL_ASSIGN_OR_RETURN(const Spec spec, Spec::Parse(kv));
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(spec, rate));
   if (!shard_.has_value()) return Model::Create(weights_, plan);
-  return Model::Create(weights_, ShardOf(plan, {shard_->layers, shard_->kv_heads}));
+  KVL_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
+                       Model::Create(weights_, ShardOf(plan, {shard_->layers, shard_->kv_heads})));
+  model->set_whole_layout(plan.layout());
+  return model;
 }
 
 ThreadRanks::ThreadRanks(SharedModel model, const RankGrid& grid, Options options)
@@ -232,25 +235,33 @@ StatusOr<std::unique_ptr<Model>> ThreadRanks::MakeModel(const std::string& kv,
   return model;
 }
 
-KvBytes ThreadRanks::BytesOn(int rank, const SequenceCache& cache) {
-  if (rank == 0) return cache.bytes();
+void ThreadRanks::AskAll() {
   const Status asked = leader().Ask();
   EXPECT_TRUE(asked.ok()) << asked;
+}
+
+KvBytes ThreadRanks::HeldOn(int rank, const SequenceCache& cache) const {
+  if (rank == 0) return cache.bytes();
   const auto& caches = followers_[rank]->follower->caches();
   const auto part = caches.find(cache.number());
   EXPECT_NE(part, caches.end()) << "rank " << rank;
   return part == caches.end() ? KvBytes() : part->second->bytes();
 }
 
+KvBytes ThreadRanks::BytesOn(int rank, const SequenceCache& cache) {
+  AskAll();
+  return HeldOn(rank, cache);
+}
+
 KvBytes ThreadRanks::BytesOf(const SequenceCache& cache) {
+  AskAll();
   KvBytes sum;
-  for (int r = 0; r < grid_.n_ranks(); ++r) sum.Add(BytesOn(r, cache));
+  for (int r = 0; r < grid_.n_ranks(); ++r) sum.Add(HeldOn(r, cache));
   return sum;
 }
 
 int ThreadRanks::CountMirrored() {
-  const Status asked = leader().Ask();
-  EXPECT_TRUE(asked.ok()) << asked;
+  AskAll();
   int64_t n = 0;
   for (int r = 1; r < grid_.n_ranks(); ++r) {
     n += std::ssize(followers_[r]->follower->caches()) + followers_[r]->follower->n_pools();
@@ -263,6 +274,9 @@ std::vector<Status> ThreadRanks::End() {
   if (std::exchange(has_ended_, true)) return ended;
   leader().Dismiss();
   for (const auto& following : followers_) following->is_halted = false;
+  // Who waits for this rank, which may have given the group up, is told that it has left.
+  group_->all.reset();
+  group_->stage.reset();
   for (size_t r = 1; r < followers_.size(); ++r) {
     followers_[r]->thread.join();
     ended[r] = followers_[r]->ended;

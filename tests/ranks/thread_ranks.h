@@ -112,6 +112,9 @@ class ThreadRanks {
   };
 
   Status Follow(int rank, std::unique_ptr<Communicator> all);
+  // Once they have answered, the others wait for an order, and what they hold can be read.
+  void AskAll();
+  KvBytes HeldOn(int rank, const SequenceCache& cache) const;
   RankCard CardOf(int rank, const Status& loaded) const;
 
   SharedModel model_;
