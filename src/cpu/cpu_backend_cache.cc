@@ -256,6 +256,7 @@ Status CpuBackend::SealTogether(std::span<const SealRunPlan> runs) {
                     .is_repaired = run.is_repaired,
                     .entry_class = run.entry_class,
                     .seed = run.seed,
+                    .first_draw = run.first_draw,
                     .codebooks = residents_.At(run.codebooks),
                     .rotation = KeyRotationAt(own, run.rotation)});
   }

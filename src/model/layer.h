@@ -90,6 +90,10 @@ struct LayerRows {
 // The steps of the layer read it; it lives as long as its program.
 struct Layer {
   int idx = 0;
+  // Its place in the whole model, and that of its first head in the whole cache: what is drawn at
+  // random for a head is the same wherever the head is.
+  int model_idx = 0;
+  int first_head = 0;
   const ModelConfig* config = nullptr;
   const LayerWeights* weights = nullptr;
   const CacheLayout* layout = nullptr;  // of all caches that have no rate of their own

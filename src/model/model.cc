@@ -137,10 +137,13 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   const ModelConfig& c = config();
   auto layer = std::make_unique<Layer>();
   layer->idx = layer_idx;
+  const ModelShard& shard = weights_->shard();
+  layer->model_idx = static_cast<int>(shard.layers.begin) + layer_idx;
+  layer->first_head = static_cast<int>(shard.kv_heads.begin) / HeadsPerMap(layout_.keys);
   layer->config = &c;
   layer->weights = &weights_->layer(layer_idx);
   layer->layout = &layout_;
-  layer->is_parted = !weights_->shard().has_whole_layers();
+  layer->is_parted = !shard.has_whole_layers();
   layer->window = layout_.window(layer_idx);
   layer->row_type = activations_.types.rows;
   layer->rotations = &rotations_;

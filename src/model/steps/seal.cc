@@ -43,7 +43,8 @@ void SealStep::AddRuns(const SealedCache& sealed, const KeyRotationId& rotation,
                        .is_prompt = run.is_prompt,
                        .is_repaired = run.is_repaired,
                        .entry_class = run.entry_class,
-                       .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_.idx,
+                       .seed = MixBits(static_cast<uint64_t>(run.first_block)) + layer_.model_idx,
+                       .first_draw = layer_.layout->HasRunsOfHeads() ? 0 : layer_.first_head,
                        .codebooks = layer_.codebooks,
                        .rotation = rotation.From(run.first_block)});
     }
