@@ -306,7 +306,6 @@ struct SealRunPlan {
   bool is_repaired = true;
   EntryClass entry_class = EntryClass::kMiddle;
   uint64_t seed = 0;
-  int first_draw = 0;  // of the draws of `seed`, the number of the first head's
   CodebooksId codebooks;
   KeyRotationId rotation;
 };

@@ -73,7 +73,6 @@ struct SealJob {
   EntryClass entry_class = EntryClass::kMiddle;
   // Draws the start of the power iteration, so that the same run gives the same bytes.
   uint64_t seed = 0;
-  int first_draw = 0;                         // head i has draw first_draw + i
   const LayerCodebooks* codebooks = nullptr;  // set where the format has codebooks
   // The angles of the run's blocks, where the format keeps keys as they were before RoPE.
   KeyRotation rotation;
