@@ -17,7 +17,11 @@ pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 pkg_check_modules(libedit REQUIRED IMPORTED_TARGET libedit)
 option(KVLATHE_MPI "Groups of processes that mpirun starts (src/comm), by OpenMPI" ON)
 if(KVLATHE_MPI)
-  find_package(MPI REQUIRED COMPONENTS C)
+  find_package(MPI COMPONENTS C)
+  if(NOT MPI_C_FOUND)
+    message(FATAL_ERROR "OpenMPI is not installed (libopenmpi-dev, which scripts/bootstrap.sh installs). "
+      "Configure with -DKVLATHE_MPI=OFF to build without groups of processes.")
+  endif()
 endif()
 find_package(Boost 1.81 REQUIRED)  # headers alone: Asio and Beast
 find_package(prometheus-cpp REQUIRED CONFIG)

@@ -13,7 +13,7 @@ install(FILES ${CMAKE_SOURCE_DIR}/share/calibration.txt ${CMAKE_SOURCE_DIR}/shar
   DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/share/chat_templates ${CMAKE_SOURCE_DIR}/share/maps DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
 install(FILES ${deploy}/haproxy/haproxy.cfg DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe/haproxy)
-install(PROGRAMS ${deploy}/replicas.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
+install(PROGRAMS ${deploy}/replicas.sh ${deploy}/ranks.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/kvlathe)
 
 # The library for other programs, its headers and how CMake and pkg-config find it (docs/library.md). The Debian
 # package is of the program alone. Who builds the program has the library too, so that it can be installed.
@@ -36,7 +36,7 @@ install(FILES ${CMAKE_BINARY_DIR}/kvlathe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}
 # What only a package of the system has: it writes to /etc whatever the prefix is.
 set(docdir ${CMAKE_INSTALL_DATADIR}/doc/kvlathe)
 set(package_only COMPONENT debian EXCLUDE_FROM_ALL)
-install(FILES ${deploy}/systemd/kvlathe@.service DESTINATION lib/systemd/system ${package_only})
+install(FILES ${deploy}/systemd/kvlathe@.service ${deploy}/systemd/kvlathe-ranks@.service DESTINATION lib/systemd/system ${package_only})
 install(FILES ${deploy}/systemd/kvlathe.env DESTINATION /etc/kvlathe PERMISSIONS OWNER_READ OWNER_WRITE ${package_only})
 install(FILES ${CMAKE_SOURCE_DIR}/README.md ${deploy}/debian/copyright DESTINATION ${docdir} ${package_only})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs DESTINATION ${docdir} ${package_only} PATTERN results EXCLUDE)
@@ -70,7 +70,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_SUGGESTS haproxy)
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "haproxy, openmpi-bin")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "language models on a compressed key/value cache")
 set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "Decoder language models whose key/value cache is stored compressed, and
 attention that computes on the compressed form: kvlathe generates text,

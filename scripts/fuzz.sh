@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
 # runs it on its corpus:  scripts/fuzz.sh TARGET [SECONDS] [libFuzzer options]
-# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, session_state, prefix_file, restored_sequence,
-# attend_packed, rank_message or chat_template.
+# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, sequence_stream, session_state, prefix_file, prompt_question,
+# restored_sequence, attend_packed, rank_message or chat_template.
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,6 +24,10 @@ case $target in
   spec) list="src/kv/spec/spec_fuzz.cc $(ls src/kv/spec/*.cc | grep -v -e _test.cc -e _fuzz.cc)" ;;
   prefix_file)
     list="src/engine/prefixes/prefix_file_fuzz.cc src/engine/prefixes/prefix_file.cc $(sources base)" ;;
+  prompt_question) list="src/server/prefill/prompt_question_fuzz.cc src/server/prefill/prompt_question.cc" ;;
+  sequence_stream)
+    list="src/kv/blocks/sequence_stream_fuzz.cc $(sources base tensor io format machine analysis kv)"
+    libraries="-lgomp" ;;
   sequence_file | session_state | restored_sequence)
     list=$(sources base tensor io format machine analysis cpu kv model)
     libraries="-ldnnl -lgomp"

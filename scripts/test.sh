@@ -64,5 +64,7 @@ mkdir -p build
 run_preset release -DKVLATHE_UNITY_LIBRARIES="$together"
 # XGrammar takes minutes to compile for the sanitizers. Without it the first ring has tests that grammars are refused.
 [ "$ring" = all ] || options+=(-DKVLATHE_GRAMMAR=OFF)
+# OpenMPI is not instrumented. Without it there are tests of what such a build refuses.
+options+=(-DKVLATHE_MPI=OFF)
 run_preset asan -DKVLATHE_UNITY_LIBRARIES=ON
 python3 scripts/test_summary.py "$ring" "${runs[@]}"

@@ -352,6 +352,24 @@ class CommandLine(cli_support.CommandLineCase):
             self.assertNotIn("\033", self.run_on_terminal(*inspect, NO_COLOR="1", **environment))
         self.assertNotIn("row per layer", self.run_verb("inspect", "-m", MODEL, "--kv", "none").stdout.decode())
 
+    def test_inspect_divides_a_cache_among_ranks_and_stages(self):
+        inspect = ["inspect", "-m", MODEL, "--tp", 2, "--pp", 3, "--kv"]
+        for kv in ("none", "kivi(bits=4)", "fdc(rate=0.4)"):
+            report = self.json_of(*inspect, kv)
+            ranks = report["divided"]["ranks"]
+            self.assertEqual([rank["layers"] for rank in ranks], [[0, 2], [0, 2], [2, 4], [2, 4], [4, 6], [4, 6]])
+            self.assertEqual([rank["kv_heads"] for rank in ranks], [[0, 1], [1, 2]] * 3)
+            self.assertEqual(sum(rank["kv_bytes"] for rank in ranks), report["kv_bytes"]["total"], kv)
+        divided = self.json_of(*inspect, "lathe(ratio=4)")
+        own = self.json_of("inspect", "-m", MODEL, "--kv", "lathe(ratio=4,heads=own)")
+        self.assertEqual(divided["divided"]["heads_per_map"], 1)
+        self.assertEqual(divided["divided"]["predicted_kl"], own["predicted_kl"])
+        self.assertEqual(sum(rank["kv_bytes"] for rank in divided["divided"]["ranks"]), own["kv_bytes"]["total"])
+        said = self.run_verb(*inspect, "lathe(ratio=4)").stdout.decode()
+        self.assertIn("maps join 1 of a rank's KV heads here, and 2 on one machine: predicted KL", said)
+        self.assert_refused(2, "kcvt gives a token of V one scale in all heads of a layer", *inspect, "gear")
+        self.assert_refused(2, "--tp 3: the model has 2 KV heads", "inspect", "-m", MODEL, "--tp", 3, "--kv", "none")
+
     def test_deterministic_run_gives_the_same_for_any_thread_count(self):
         text = self.short_text()
         arguments = ["run", "-m", MODEL, "-f", text, "-n", 8, "--deterministic", "--kv", "fdc(rate=0.5)"]

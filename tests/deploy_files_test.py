@@ -2,6 +2,7 @@
 built, looked through and installed. What a machine has no tool for is skipped. Called as
 deploy_files_test.py KVLATHE BUILD_DIRECTORY [TEST...]."""
 
+import json
 import os
 import pathlib
 import re
@@ -35,16 +36,20 @@ class FolderCase(unittest.TestCase):
 
 
 class UnitTest(FolderCase):
-    def write_unit(self, change=lambda text: text):
-        text = (DEPLOY / "systemd/kvlathe@.service").read_text()
-        unit = self.folder / "kvlathe@8081.service"
-        unit.write_text(change(text.replace("/usr/bin/kvlathe", str(KVLATHE))))
+    UNITS = ("kvlathe@", "kvlathe-ranks@")
+
+    def write_unit(self, change=lambda text: text, name="kvlathe@"):
+        text = (DEPLOY / f"systemd/{name}.service").read_text()
+        unit = self.folder / f"{name}8081.service"
+        text = text.replace("/usr/bin/kvlathe", str(KVLATHE)).replace("/usr/share/kvlathe/ranks.sh", str(DEPLOY / "ranks.sh"))
+        unit.write_text(change(text))
         return unit
 
     @needs("systemd-analyze")
     def test_systemd_reads_the_unit_and_would_start_it(self):
-        done = run("systemd-analyze", "verify", self.write_unit())
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for name in self.UNITS:
+            done = run("systemd-analyze", "verify", self.write_unit(name=name))
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
         wrong = run("systemd-analyze", "verify", self.write_unit(lambda text: text.replace("DynamicUser=", "DynamicUsre=")))
         self.assertIn("DynamicUsre", wrong.stderr)
 
@@ -52,19 +57,21 @@ class UnitTest(FolderCase):
     def test_the_service_is_locked_in(self):
         system = self.folder / "usr/lib/systemd/system"
         system.mkdir(parents=True)
-        shutil.copy(DEPLOY / "systemd/kvlathe@.service", system)
-        done = run("systemd-analyze", f"--root={self.folder}", "--offline=yes", "security", "kvlathe@8081.service")
-        level = re.search(r"Overall exposure level for kvlathe@8081.service: ([0-9.]+)", done.stdout)
-        self.assertIsNotNone(level, done.stderr)
-        self.assertLessEqual(float(level.group(1)), 2.0)
+        for name in self.UNITS:
+            shutil.copy(DEPLOY / f"systemd/{name}.service", system)
+            done = run("systemd-analyze", f"--root={self.folder}", "--offline=yes", "security", f"{name}8081.service")
+            level = re.search(rf"Overall exposure level for {name}8081.service: ([0-9.]+)", done.stdout)
+            self.assertIsNotNone(level, done.stderr)
+            self.assertLessEqual(float(level.group(1)), 2.0)
 
     def test_it_outlasts_a_drain_and_its_options_are_those_of_serve(self):
-        text = (DEPLOY / "systemd/kvlathe@.service").read_text()
-        command = re.search(r"^ExecStart=/usr/bin/kvlathe serve (.*)$", text, re.MULTILINE).group(1)
-        stop = int(re.search(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE).group(1))
-        drain = sum(int(seconds) for seconds in re.findall(r"--(?:drain-delay|shutdown-timeout) (\d+)", command))
-        self.assertGreater(stop, drain)
-        self.assert_options_exist(command)
+        for name in self.UNITS:
+            text = (DEPLOY / f"systemd/{name}.service").read_text()
+            command = re.search(r"^ExecStart=(?:/usr/bin/kvlathe serve|/usr/share/kvlathe/ranks.sh) (.*)$", text, re.MULTILINE).group(1)
+            stop = int(re.search(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE).group(1))
+            drain = sum(int(seconds) for seconds in re.findall(r"--(?:drain-delay|shutdown-timeout) (\d+)", command))
+            self.assertGreater(stop, drain)
+            self.assert_options_exist(command)
 
     def assert_options_exist(self, text):
         known = run(KVLATHE, "serve", "--help").stdout
@@ -80,12 +87,135 @@ class UnitTest(FolderCase):
         self.assertEqual(buffer, body + 65536)
 
     def test_what_the_other_files_give_serve_exists(self):
-        self.assert_options_exist(re.sub(r"^ *#.*$", "", (DEPLOY / "kubernetes/kvlathe.yaml").read_text(), flags=re.MULTILINE))
+        for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
+            text = re.sub(r"^ *#.*$", "", path.read_text(), flags=re.MULTILINE)
+            self.assert_options_exist(text.replace("ranks.sh --hosts", ""))
         self.assert_options_exist((DEPLOY / "systemd/kvlathe.env").read_text())
+
+
+class RanksScriptTest(FolderCase):
+    """deploy/ranks.sh with an mpirun that says what it was given."""
+
+    def run_script(self, *words):
+        mpirun = self.folder / "mpirun"
+        mpirun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 3\n')
+        mpirun.chmod(0o755)
+        return run(DEPLOY / "ranks.sh", *words, env=dict(os.environ, PATH=f"{self.folder}:{os.environ['PATH']}", KVLATHE=str(KVLATHE)))
+
+    def test_there_are_as_many_ranks_as_the_options_say(self):
+        for words, n in (((), 1), (("--tp", "2"), 2), (("--tp=2", "-m", "x", "--pp", "3"), 6)):
+            done = self.run_script(*words)
+            self.assertEqual((done.returncode, done.stderr), (3, ""))
+            self.assertEqual(done.stdout.split(), ["-n", str(n), "--bind-to", "none", str(KVLATHE), "serve", *words])
+
+    def test_machines_and_networks_are_those_of_mpirun(self):
+        hosts = self.folder / "hosts"
+        hosts.write_text("node-a slots=1\nnode-b slots=1\n")
+        done = self.run_script("--hosts", hosts, "--network", "10.0.0.0/24", "--bind", "numa", "--tp", "2")
+        self.assertIn(f"--bind-to numa --map-by numa --hostfile {hosts} --mca btl_tcp_if_include 10.0.0.0/24 ", done.stdout.replace("\n", " "))
+
+    def test_wrong_words_are_refused(self):
+        for words, needle in ((["--hosts", "/nonexistent"], "cannot be read"), (["--bind", "moon"], "numa"), (["--hosts"], "value"),
+                              (["--tp", "two"], "numbers")):
+            done = self.run_script(*words)
+            self.assertEqual((done.returncode, done.stderr.count("\n"), done.stdout), (2, 1, ""))
+            self.assertIn(needle, done.stderr)
+
+
+# Of the kinds that are none of Kubernetes's own, the fields that their definitions have where these files go, and those they need
+# (kubeflow.org/v2beta1 of the MPI Operator 0.6, leaderworkerset.x-k8s.io/v1 of LeaderWorkerSet 0.6). Templates of pods are checked as pods.
+POD = object()
+MPI_REPLICAS = {"replicas": int, "restartPolicy": ("Never", "OnFailure"), "template!": POD}
+FOREIGN_KINDS = {
+    ("kubeflow.org/v2beta1", "MPIJob"): {
+        "slotsPerWorker": int, "runLauncherAsWorker": bool, "sshAuthMountPath": str, "mpiImplementation": ("OpenMPI", "Intel", "MPICH"),
+        "launcherCreationPolicy": ("AtStartup", "WaitForWorkersReady"),
+        "runPolicy": {"cleanPodPolicy": ("None", "Running", "All"), "backoffLimit": int, "ttlSecondsAfterFinished": int,
+                      "activeDeadlineSeconds": int, "suspend": bool},
+        "mpiReplicaSpecs!": {"Launcher!": MPI_REPLICAS, "Worker": MPI_REPLICAS}},
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): {
+        "replicas": int, "startupPolicy": ("LeaderReady", "LeaderCreated"),
+        "rolloutStrategy": {"type!": ("RollingUpdate",), "rollingUpdateConfiguration": {"maxUnavailable": int, "maxSurge": int, "partition": int}},
+        "leaderWorkerTemplate!": {"size": int, "restartPolicy": ("RecreateGroupOnPodRestart", "None"), "leaderTemplate": POD,
+                                  "workerTemplate!": POD}}}
+
+
+def wrong_fields(schema, value, at, pods):
+    """A line for each; adds the templates of pods to `pods`."""
+    if schema is POD:
+        pods.append(value)
+    elif isinstance(schema, tuple):
+        return [] if value in schema else [f"{at} is {value}"]
+    elif isinstance(schema, type):
+        return [] if type(value) is schema else [f"{at} is {value}"]
+    elif not isinstance(value, dict):
+        return [f"{at} has no fields"]
+    else:
+        fields = {name.rstrip("!"): name for name in schema}
+        wrong = [f"{at} lacks {name}" for name, marked in fields.items() if marked.endswith("!") and name not in value]
+        wrong += [f"{at} has {name}" for name in value if name not in fields]
+        return wrong + [line for name in value if name in fields
+                        for line in wrong_fields(schema[fields[name]], value[name], f"{at}.{name}", pods)]
+    return []
 
 
 class KubernetesTest(FolderCase):
     FILE = DEPLOY / "kubernetes/kvlathe.yaml"
+    OF_RANKS = ("mpijob.yaml", "leaderworkerset.yaml")
+
+    def objects(self, text):
+        """Read by the validator's own Python, which has YAML."""
+        program = "import json, sys, yaml; json.dump(list(yaml.safe_load_all(sys.stdin)), sys.stdout)"
+        done = run(VALIDATOR.parent / "python", "-c", program, input=text)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return json.loads(done.stdout)
+
+    def validated(self, thing):
+        path = self.folder / "object.yaml"
+        path.write_text(json.dumps(thing))
+        return run(VALIDATOR, "--strict", path)
+
+    def wrong_in(self, text):
+        """Whatever is wrong with objects of which Kubernetes knows only some kinds."""
+        wrong = []
+        for thing in self.objects(text):
+            schema, pods = FOREIGN_KINDS.get((thing["apiVersion"], thing["kind"])), []
+            if schema is None:
+                whole = [thing]
+            else:
+                wrong += wrong_fields({"apiVersion!": str, "kind!": str, "metadata!": {"name!": str, "labels": POD}, "spec!": schema}, thing,
+                                      thing["kind"], [])
+                wrong_fields(schema, thing["spec"], "", pods)
+                whole = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod", **pod.get("metadata", {})}, "spec": pod["spec"]}
+                         for pod in pods]
+            wrong += [done.stderr + done.stdout for done in map(self.validated, whole) if done.returncode != 0]
+        return wrong
+
+    @unittest.skipUnless(VALIDATOR.exists(), f"kubernetes-validate {HOW}")
+    def test_what_starts_ranks_has_the_fields_of_its_kinds(self):
+        for name, wrongs in (("mpijob.yaml", (("cleanPodPolicy: Running", "cleanPodPolicy: Sometimes"), ("slotsPerWorker:", "slotsPerWorkers:"),
+                                              ("Launcher:", "Leader:"), ("containerPort: 8080", "containerPort: many"))),
+                             ("leaderworkerset.yaml", (("workerTemplate:", "followerTemplate:"), ("size: 2", "size: two"),
+                                                       ("readinessProbe:", "readynessProbe:")))):
+            text = (DEPLOY / "kubernetes" / name).read_text()
+            self.assertEqual(self.wrong_in(text), [])
+            for right, other in wrongs:
+                self.assertIn(right, text)
+                self.assertNotEqual(self.wrong_in(text.replace(right, other)), [], other)
+
+    @unittest.skipUnless(VALIDATOR.exists(), f"kubernetes-validate {HOW}")
+    def test_there_are_as_many_pods_as_ranks(self):
+        jobs = {name: self.objects((DEPLOY / "kubernetes" / name).read_text())[0] for name in self.OF_RANKS}
+        replicas = jobs["mpijob.yaml"]["spec"]["mpiReplicaSpecs"]
+        size = jobs["leaderworkerset.yaml"]["spec"]["leaderWorkerTemplate"]["size"]
+        n_ranks = [int(n) for name in self.OF_RANKS for n in re.findall(r"--tp=(\d+)", (DEPLOY / "kubernetes" / name).read_text())]
+        self.assertEqual(n_ranks, [replicas["Launcher"]["replicas"] + replicas["Worker"]["replicas"], size])
+
+    def test_a_group_is_given_the_time_that_it_takes_to_drain(self):
+        for name in self.OF_RANKS:
+            text = (DEPLOY / "kubernetes" / name).read_text()
+            grace = int(re.search(r"terminationGracePeriodSeconds: (\d+)", text).group(1))
+            self.assertGreater(grace, sum(int(n) for n in re.findall(r"--(?:drain-delay|shutdown-timeout)=(\d+)", text)))
 
     @unittest.skipUnless(VALIDATOR.exists(), f"kubernetes-validate {HOW}")
     def test_every_object_has_the_published_schema(self):
@@ -129,7 +259,7 @@ class PackageTest(FolderCase):
         root = self.folder / "extracted"
         done = run("dpkg-deb", "-x", package, root)
         self.assertEqual(done.returncode, 0, done.stderr)
-        for path in ("usr/share/kvlathe/calibration.txt", "usr/share/kvlathe/replicas.sh",
+        for path in ("usr/share/kvlathe/calibration.txt", "usr/share/kvlathe/replicas.sh", "usr/share/kvlathe/ranks.sh",
                      "usr/share/kvlathe/haproxy/haproxy.cfg", "usr/lib/systemd/system/kvlathe@.service",
                      "usr/share/doc/kvlathe/docs/deploy.md", "usr/share/doc/kvlathe/examples/kubernetes/kvlathe.yaml",
                      "usr/share/man/man1/kvlathe.1.gz", "usr/share/doc/kvlathe/copyright"):

@@ -13,10 +13,10 @@ START_SECONDS = 120
 
 
 class Server:
-    """Use as a context manager. `log` has the lines that it wrote, those of JSON parsed."""
+    """Use as a context manager. `log` has the lines that it wrote, those of JSON parsed. `starter`: words before the command."""
 
-    def __init__(self, kvlathe, *arguments, environment=None, patience=60):
-        command = [str(kvlathe), "serve", "--port", "0", *map(str, arguments)]
+    def __init__(self, kvlathe, *arguments, environment=None, patience=60, starter=()):
+        command = [*starter, str(kvlathe), "serve", "--port", "0", *map(str, arguments)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env=dict(os.environ, **(environment or {})))
         self.patience = patience  # seconds that an answer may take

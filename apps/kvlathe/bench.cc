@@ -37,6 +37,7 @@ struct BenchModelOptions {
   int n_repetitions = 5;
   bool has_limits = false;
   bool leaves_bandwidth = false;
+  bool tells_waiting = false;
 };
 
 bool Generates(const ModelBenchCase& test) { return test.n_gen > 0; }
@@ -61,8 +62,12 @@ StatusOr<std::unique_ptr<Workspace>> OpenBenchedModel(const BenchModelOptions& o
   if (random != options.model.model.empty()) {
     return Error(StatusCode::kInvalidArgument, "give one of -m DIR and --random-model CONFIG.json");
   }
-  return random ? OpenRandomWorkspace(options.random_model, options.model, options.compression)
-                : OpenWorkspace(options.model);
+  KVL_ASSIGN_OR_RETURN(
+      auto workspace,
+      random ? OpenRandomWorkspace(options.random_model, options.model, options.compression)
+             : OpenWorkspace(options.model));
+  workspace->weights().machine().backend().set_measures_waiting(options.tells_waiting);
+  return workspace;
 }
 
 Status RunModelBench(const BenchModelOptions& options) {
@@ -89,6 +94,7 @@ Status RunModelBench(const BenchModelOptions& options) {
                              BenchModel(spec_model.model.get(), kv, test, options.n_repetitions,
                                         workspace->kv_budget_bytes(), limits));
         row.schedule = schedule;
+        row.tells_waiting = options.tells_waiting;
         rows.push_back(std::move(row));
       }
     }
@@ -149,6 +155,9 @@ void AddModelBench(CLI::App* bench, Verbs* verbs) {
                  "do not measure the read bandwidth (2 s, 1 GiB of memory) that generation is "
                  "held against")
       ->excludes(limits);
+  verb->add_flag("--tell-waiting", options->tells_waiting,
+                 "with --tp: tell waiting for other ranks from messages, which costs each sum over "
+                 "ranks one message more");
   verb->callback(
       [verbs, options] { verbs->chosen = [options] { return RunModelBench(*options); }; });
 }

@@ -20,6 +20,7 @@
 #include "kvlathe/heat_map.h"
 #include "kvlathe/inspect_errors.h"
 #include "kvlathe/inspect_merging.h"
+#include "kvlathe/inspect_shards.h"
 #include "kvlathe/open_workspace.h"
 #include "runtime/calibration_run.h"
 #include "runtime/spec_models.h"
@@ -33,6 +34,7 @@ struct InspectOptions {
   std::string error_text;
   std::string other_basis;  // --against: statistics
   MergingOptions merging;
+  DivisionOptions division;
 };
 
 nlohmann::ordered_json ModelJson(const Workspace& workspace) {
@@ -293,6 +295,7 @@ struct Inspection {
   std::optional<PredictedLosses> losses;    // where a KL is predicted
   std::optional<BasisSimilarity> similarity;
   TextFindings texts;
+  std::optional<DividedCache> divided;  // where ranks or stages were asked for
 };
 
 nlohmann::ordered_json InspectionJson(const Workspace& workspace, const std::string& kv,
@@ -315,6 +318,7 @@ nlohmann::ordered_json InspectionJson(const Workspace& workspace, const std::str
   if (found.analysis != nullptr) {
     json["basis"] = BasisReportJson(*found.analysis, *spec_model.ranks);
   }
+  if (found.divided.has_value()) json["divided"] = DividedCacheJson(*found.divided);
   if (found.similarity.has_value()) json["similarity"] = SimilarityJson(*found.similarity);
   const TextFindings& texts = found.texts;
   if (texts.overlap.has_value()) json["subspace_overlap"] = *texts.overlap;
@@ -330,6 +334,9 @@ Status Inspect(const InspectOptions& options) {
   const std::string without = options.merging.text.empty() ? "fdc(rate=0.5)" : "dmc";
   const std::string kv = options.model.kv.empty() ? without : options.model.kv.front();
   KVL_ASSIGN_OR_RETURN(auto workspace, OpenWorkspace(options.model));
+  if (options.division.divides()) {
+    KVL_RETURN_IF_ERROR(CheckDivided(workspace.get(), kv, options.division));
+  }
   KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
   const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
   Inspection found;
@@ -337,6 +344,10 @@ Status Inspect(const InspectOptions& options) {
                        PredictedLossesOf(workspace.get(), spec_model.spec.ToString()));
   if (spec_model.ranks.has_value()) {
     KVL_ASSIGN_OR_RETURN(found.analysis, workspace->planner().analyses().Of(spec_model.spec));
+  }
+  if (options.division.divides()) {
+    KVL_ASSIGN_OR_RETURN(found.divided,
+                         DivideCache(workspace.get(), spec_model.spec, options.division));
   }
   if (!options.other_basis.empty()) {
     KVL_ASSIGN_OR_RETURN(found.similarity,
@@ -368,6 +379,12 @@ Status Inspect(const InspectOptions& options) {
                FormatBytes(pressed->total()), percent(*pressed));
   }
   PrintKinds(KindsAtFullContext(*workspace, *spec_model.model));
+  if (found.divided.has_value()) {
+    DividedCache whole{.ranks = {{{}, bytes}}};
+    whole.heads_per_map = HeadsPerMap(spec_model.model->layout().keys);
+    if (found.losses.has_value()) whole.predicted_kl = found.losses->kl();
+    PrintDividedCache(*found.divided, whole);
+  }
   const TextFindings& texts = found.texts;
   if (texts.overlap.has_value()) {
     fmt::print("subspaces from random tokens and from {} overlap by {:.3f} at rank {}\n",
@@ -402,6 +419,7 @@ void AddInspectVerb(Verbs* verbs) {
                    "text on which to measure what a quantizer loses of keys and values, and how "
                    "much of it a low-rank repair could hold");
   AddMergingOptions(verb, &options->merging);
+  AddDivisionOptions(verb, &options->division);
 }
 
 }  // namespace kvlathe

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <exception>
 #include <memory>
 #include <thread>
@@ -11,21 +12,26 @@
 
 #include "base/threads.h"
 #include "comm/mpi_communicator.h"
+#include "kvlathe/open_workspace.h"
 #include "lockstep/rank_group.h"
 
 namespace kvlathe {
 namespace {
 
 // Several ranks on one computer share its processors, unless their starter has bound each to its
-// own.
-void ShareProcessors(const Communicator& all, ModelOptions* options) {
+// own. Binding that leaves processors idle is what mpirun does by itself with one or two ranks.
+void ShareProcessors(const RankGroup& group, ModelOptions* options) {
+  if (options->n_threads > 0) return;
   const auto n_online = static_cast<int>(std::thread::hardware_concurrency());
-  if (options->n_threads > 0 || AvailableProcessors() < n_online) return;
-  int n_here = 0;
-  for (int r = 0; r < all.size(); ++r) {
-    if (all.host_of(r) == all.host_of(all.rank())) ++n_here;
+  const int n_here = group.CountHere(), n_bound = AvailableProcessors();
+  if (n_bound >= n_online) {
+    options->n_threads = std::max(1, n_online / n_here);
+  } else if (group.is_leader() && n_bound < n_online / n_here) {
+    PrintNote({Note::Kind::kWarning,
+               fmt::format("mpirun has bound each rank to {} of {} processors; start it with "
+                           "--bind-to none, or give each rank its share",
+                           n_bound, n_online)});
   }
-  options->n_threads = std::max(1, AvailableProcessors() / n_here);
 }
 
 // Runs what must not throw.
@@ -53,11 +59,20 @@ Status Lead(const Verbs& verbs, RankGroup* group) {
 // `agreed` becomes whether all ranks have opened the model; until then rank 0 reports what is
 // wrong.
 Status FollowLeader(const RankedVerb& verb, bool* agreed) {
+  // mpirun hands a signal on to all ranks. Rank 0 finishes what it has begun and lets the others
+  // go.
+  std::signal(SIGINT, SIG_IGN);
+  std::signal(SIGTERM, SIG_IGN);
   return WithoutExceptions([&]() -> Status {
     KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Workspace> workspace, verb.open());
     *agreed = true;
     return workspace->Follow();
   });
+}
+
+// Ranks that refuse the same thing end alike, because mpirun ends with what the first of them said.
+int ExitCodeOf(const Status& status) {
+  return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
 }
 
 }  // namespace
@@ -68,7 +83,7 @@ int ReportError(const Status& status) {
     if (c == '\n') c = ' ';
   }
   fmt::print(stderr, "kvlathe: {}\n", message);
-  return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
+  return ExitCodeOf(status);
 }
 
 bool RunsOnRanks(const Verbs& verbs) {
@@ -81,18 +96,19 @@ int RunOnRanks(const Verbs& verbs, const std::string& command) {
   if (!all.ok()) return ReportError(all.status());
   const int rank = (*all)->rank();
   const std::string host = (*all)->host_of(rank);
-  ShareProcessors(**all, verb.model);
   RankPatience patience;
   patience.step = std::chrono::milliseconds(static_cast<int64_t>(verb.timeout_s * 1000));
   StatusOr<std::unique_ptr<RankGroup>> group = MakeRankGroup(*std::move(all), verb.grid, patience);
-  if (!group.ok()) return rank == 0 ? ReportError(group.status()) : 1;
+  if (!group.ok()) return rank == 0 ? ReportError(group.status()) : ExitCodeOf(group.status());
   (*group)->command = command;
+  (*group)->n_threads_alone = verb.model->n_threads;
+  ShareProcessors(**group, verb.model);
   (*group)->on_lost = [](const Status& status) { EndGroup(ReportError(status)); };
   verb.model->ranks = group->get();
   bool agreed = false;
   const Status status = rank == 0 ? Lead(verbs, group->get()) : FollowLeader(verb, &agreed);
   if (status.ok()) return 0;
-  if (rank != 0 && !agreed) return 1;
+  if (rank != 0 && !agreed) return ExitCodeOf(status);
   const int code = ReportError(
       rank == 0 ? status
                 : Error(status.code(), "rank {} on {}: {}", rank, host, MessageOf(status)));

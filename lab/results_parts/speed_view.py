@@ -2,11 +2,12 @@
 
 In a document `speed/NAME` stands for such a file. Its blocks are PART/ISA, with ISA an instruction set as KVLATHE_ISA names it: decode,
 prompt, model, roofline and check (of the roofline); and provenance/ISA. Of a file of lab/speed/throughput_table.py they are throughput and
-provenance. A figure is `speed/NAME PART/ISA KV FIELD` with FIELD SHAPE:times or SHAPE:us of attention. What is not measured yet is a dash, and a block of which nothing is measured says so.
+provenance; those of lab/speed/ranks_table.py ranks_view.py has. A figure is `speed/NAME PART/ISA KV FIELD` with FIELD SHAPE:times or SHAPE:us of attention. What is not measured yet is a dash, and a block of which nothing is measured says so.
 """
 
 import json
 
+from . import ranks_view
 from .roofline import BANDWIDTHS, CORES, cost, ratio
 from .store import ResultsError
 from .view import code, markdown_table
@@ -150,6 +151,8 @@ class SpeedView:
     def block_lines(self, block):
         if "throughput" in self.data:
             return self.throughput_lines(block)
+        if "links" in self.data:
+            return ranks_view.block_lines(self.data, block)
         part, _, isa = block.partition("/")
         if part not in TABLES or not isa:
             raise ResultsError(f"{self.name} has no block {block}; there are {', '.join(TABLES)}, each with /ISA")

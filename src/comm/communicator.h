@@ -1,12 +1,12 @@
 // What ranks of a group say to each other: sums, pieces and messages, the same on threads of one
-// process (thread_communicator.h) and on processes of one or several machines
-// (mpi_communicator.h).
+// process (thread_communicator.h), on processes of one or several machines (mpi_communicator.h) and
+// on GPUs (nccl_communicator.h).
 //
 // A rank is here a member of a group, from 0 to size() - 1. (Elsewhere in the tree a rank is the
 // dimension of a low-rank factor.)
 //
 // Errors. Where a rank does not answer in time or is gone, calls return kUnavailable and name it
-// and its host: "rank 1 on node-b did not answer within 4 s". Ranks are those of the whole group,
+// and its host: "rank 1 on node-b did not answer within 3.5 s". Ranks are those of the whole group,
 // also in a communicator that Split made. After an error the group is of no use: every later call
 // on a communicator of the same rank returns that error at once, and programs end the group
 // (EndGroup of mpi_communicator.h).
@@ -67,6 +67,7 @@ class Communicator {
 
   // How long a rank is waited for while nothing comes from it; what Split makes starts with the
   // value of its origin.
+  // The first value leaves mpirun, which may take a second to end a group, its time within five.
   virtual void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   static constexpr size_t kMaxMessageBytes = size_t{1} << 32;
@@ -79,7 +80,7 @@ class Communicator {
  private:
   int rank_;
   std::vector<std::string> hosts_;
-  std::chrono::milliseconds timeout_{4000};
+  std::chrono::milliseconds timeout_{3500};
 };
 
 }  // namespace kvlathe

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -219,8 +220,9 @@ Status CheckSplit(Communicator& all) {
     KVL_RETURN_IF_ERROR(CheckPart(*part, *single, alone));
   }
   KVL_RETURN_IF_ERROR(CheckRefusedLists(all));
-  std::vector<int> everybody;
-  for (int rank = 0; rank < all.size(); ++rank) everybody.push_back((rank + 1) % all.size());
+  std::vector<int> everybody(static_cast<size_t>(all.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  std::rotate(everybody.begin(), everybody.begin() + 1, everybody.end());
   KVL_ASSIGN_OR_RETURN(const auto turned, all.Split(everybody));
   // What is in flight in one communicator does not reach another.
   const std::vector<std::byte> early = DrawnBytes(99, 10);

@@ -16,6 +16,10 @@ namespace kvlathe {
 // and is left as it is after an error. kUnimplemented in a build without MPI (-DKVLATHE_MPI=OFF)
 // that mpirun started; kInvalidArgument when it is called twice; kUnavailable where MPI cannot
 // start or a rank does not come within half a minute.
+//
+// mpirun gives each rank one core, or one socket, unless it is told otherwise: for ranks with
+// several threads,
+// `--bind-to none` or `--map-by slot:PE=N`.
 StatusOr<std::unique_ptr<Communicator>> JoinMpi();
 
 // Whether this process was started as one of a group (by mpirun or another starter that speaks PMIx

@@ -101,7 +101,7 @@ TEST(MpiGroup, AStoppedRankEndsIt) {
   const GroupRun run = RunGroup(2, "stop");
   EXPECT_NE(run.exit_code, 0);
   EXPECT_THAT(run.output,
-              HasSubstr(fmt::format("rank 1 on {} did not answer within 4 s", HostName())));
+              HasSubstr(fmt::format("rank 1 on {} did not answer within 3.5 s", HostName())));
   EXPECT_THAT(run.output, Not(HasSubstr("rank 0 on")));
   EXPECT_GT(SecondsSinceFailure(run), 0) << run.output;
   EXPECT_LT(SecondsSinceFailure(run), 5) << run.output;
@@ -111,7 +111,7 @@ TEST(MpiGroup, RanksThatWaitForeverEndWithIt) {
   const GroupRun run = RunGroup(3, "forever");
   EXPECT_NE(run.exit_code, 0);
   EXPECT_THAT(run.output,
-              HasSubstr(fmt::format("rank 1 on {} did not answer within 4 s", HostName())));
+              HasSubstr(fmt::format("rank 1 on {} did not answer within 3.5 s", HostName())));
   EXPECT_GT(SecondsSinceFailure(run), 0) << run.output;
   EXPECT_LT(SecondsSinceFailure(run), 5) << run.output;
 }

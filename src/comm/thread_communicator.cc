@@ -108,6 +108,7 @@ std::vector<std::unique_ptr<Communicator>> MakeThreadGroup(int n_ranks,
   KVL_CHECK_EQ(hosts.size(), static_cast<size_t>(n_ranks));
   const auto room = std::make_shared<MailRoom>(n_ranks);
   std::vector<std::unique_ptr<Communicator>> group;
+  group.reserve(hosts.size());
   for (int rank = 0; rank < n_ranks; ++rank) {
     group.push_back(
         std::make_unique<PeerCommunicator>(std::make_shared<ThreadTransport>(room, rank, hosts)));

@@ -256,7 +256,6 @@ Status CpuBackend::SealTogether(std::span<const SealRunPlan> runs) {
                     .is_repaired = run.is_repaired,
                     .entry_class = run.entry_class,
                     .seed = run.seed,
-                    .first_draw = run.first_draw,
                     .codebooks = residents_.At(run.codebooks),
                     .rotation = KeyRotationAt(own, run.rotation)});
   }

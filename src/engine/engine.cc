@@ -48,7 +48,9 @@ Engine::Engine(std::vector<Model*> levels, BlockPool* pool, const EngineOptions&
   KVL_CHECK_GE(options_.max_batch_tokens, 1);
   KVL_CHECK_GE(options_.max_sequences, 1);
   KVL_CHECK_GE(options_.prefix_bytes, 0);
-  KVL_CHECK(options_.archive == nullptr || options_.identities.size() == levels_.size());
+  const bool has_places = options_.identities.size() == levels_.size();
+  KVL_CHECK(has_places || (options_.identities.empty() && options_.archive == nullptr &&
+                           options_.readers == nullptr));
   KVL_CHECK(options_.prompt_share > 0 && options_.prompt_share <= 1);
 }
 
@@ -96,6 +98,7 @@ void Engine::ShareTokenBudget() {
         s->input.clear();
         continue;
       }
+      if (s->waits_to_send()) is_fetching_ = true;
       s->TakeInput(s->ReadsAnew() ? std::min(n_left, n_rows_left) : n_left);
       const auto n_taken = static_cast<int64_t>(s->input.size());
       n_left -= n_taken;
@@ -201,7 +204,11 @@ void Engine::TakeResults(Model* model, LevelBatch* batch) {
       Finish(s, FinishReason::kStop);
     } else {
       StorePrefixes(s);
-      if (s->n_cached() == s->n_known()) TakeToken(s, model->logits(end_row - 1));
+      if (s->request.prompt_sink != nullptr) {
+        SendPrompt(s);
+      } else if (s->n_cached() == s->n_known()) {
+        TakeToken(s, model->logits(end_row - 1));
+      }
     }
     first_row = end_row;
   }
@@ -394,13 +401,14 @@ bool Engine::Step() {
   }
   FinishCancelled();
   AdmitWaiting();
+  SendRest();
   const StepWork work = BuildBatches();
   if (work.n_sequences > 0) {
     ++n_steps_;
     KeepPrefixes();
     Compute(work);
   } else if (is_fetching_) {
-    options_.archive->WaitForChange(std::chrono::milliseconds(2));
+    WaitForOthers();
   }
   prefixes_.Tend();
   return !inbox_.is_empty();

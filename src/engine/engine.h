@@ -7,12 +7,15 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/engine_observer.h"
 #include "engine/engine_sequence.h"
 #include "engine/prefixes/prefix_store.h"
+#include "engine/prefixes/prompt_readers.h"
 #include "engine/prompt_pacing.h"
 #include "engine/request.h"
 #include "engine/request_inbox.h"
@@ -38,7 +41,11 @@ struct EngineOptions {
   int64_t prefix_bytes = 0;
   // Where they are kept on disk, too; outlives the engine. Null: nowhere.
   PrefixArchive* archive = nullptr;
-  // With an archive: what each level is to it. [n_levels]
+  // Who reads long prompts elsewhere, where prefix_bytes has room for them; outlives the engine.
+  // Null: nobody.
+  PromptReaders* readers = nullptr;
+  // With an archive, with readers and for requests with a sink: what each level is to them.
+  // [n_levels]
   std::vector<SequenceIdentity> identities;
   // Asked before every step, on the thread that steps; may read what a signal handler or another
   // thread sets. Once it says yes, the step cancels all requests in place of computing anything.
@@ -88,7 +95,8 @@ struct EngineOptions {
 // several answers to one prompt read it once. Prompts whose log-probabilities are asked for are
 // read anew. With an archive they outlive the process; a request waits for what is read from there
 // while the others go on, and what is preempted is written there and comes back from there in place
-// of being computed again.
+// of being computed again. With readers, a request whose prompt is long waits until another machine
+// has read it, and goes on behind what came from there; what does not come is read here.
 //
 // A request that fails harms no other. What comes of one sequence (rows or logits that are not
 // finite, no memory to seal or drop what it holds, no room for it alone in a pool that others use)
@@ -152,6 +160,9 @@ class Engine {
   // otherwise as soon as one is submitted, Wake is called, or the time is over. Whether a request
   // is there.
   bool WaitForWork(std::chrono::milliseconds at_most) { return inbox_.WaitForWork(at_most); }
+  // What the cache of a level at a rate is to other processes: the digest of PlaceText, which is
+  // equal where they may exchange caches. With EngineOptions::identities. Errors as from Submit.
+  StatusOr<std::string> PlaceOf(int level, std::optional<double> rate);
   // Ends a WaitForWork that has begun, or the next one.
   void Wake() { inbox_.Wake(); }
 
@@ -185,9 +196,13 @@ class Engine {
   PrefixStore::Question QuestionOf(const Sequence& sequence) const;
   bool WaitsForPrefix(const Sequence& sequence);
   bool Fetches(Sequence* sequence);
+  bool IsReadElsewhere(Sequence* sequence);
   bool BeginsNow(Sequence* sequence);
   void KeepPrefixes();
   void StorePrefixes(Sequence* sequence);
+  void SendPrompt(Sequence* sequence);
+  void SendRest();
+  void WaitForOthers();
   StepWork BuildBatches();
   enum class Pressed { kNothing, kRun, kEnough };
   Pressed PressNewest();
@@ -223,7 +238,7 @@ class Engine {
   int64_t n_pressed_ = 0;  // positions, in the current step
   PromptPacing pacing_;
   PrefixStore prefixes_;
-  bool is_fetching_ = false;  // some sequence of the step waits for the archive
+  bool is_fetching_ = false;  // some sequence of the step waits for a disk or another machine
   std::vector<std::unique_ptr<Sequence>> arrived_;  // for the inbox to fill
   std::vector<RequestId> to_cancel_;
 };

@@ -112,7 +112,8 @@ bool EngineSequence::KeepPrefixes() {
 
 void EngineSequence::TakeInput(int64_t n_max) {
   const auto turn = std::upper_bound(turn_ends.begin(), turn_ends.end(), n_cached());
-  const int64_t end = turn == turn_ends.end() ? n_known() : *turn;
+  int64_t end = turn == turn_ends.end() ? n_known() : *turn;
+  if (request.prompt_sink != nullptr) end = n_given - 1;
   const auto begin = tokens.begin() + n_cached();
   input.assign(begin, begin + std::min({n_max, end - n_cached(), cache->max_step()}));
 }

@@ -10,10 +10,12 @@
 #include "base/clock.h"
 #include "engine/kv_forecast.h"
 #include "engine/prefixes/prefix_store.h"
+#include "engine/prefixes/prompt_readers.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/session.h"
 #include "kv/blocks/sequence_cache.h"
+#include "kv/blocks/sequence_stream.h"
 #include "kv/cache_layout.h"
 #include "model/forward.h"
 
@@ -37,6 +39,9 @@ struct EngineSequence {
   PrefixKey prefix_key;
   bool has_asked_prefixes = false;
   std::optional<Stopwatch> since_fetch;  // while it waits for the archive
+  bool has_asked_readers = false;
+  std::unique_ptr<DistantPrompt> distant_prompt;  // while it is read elsewhere
+  std::unique_ptr<SequenceStreamWriter> stream;   // of request.prompt_sink, once it has begun
   std::vector<int> prefix_ends;  // where a part of the cache is to be kept (PrefixStore), rising
   std::vector<std::unique_ptr<SequenceCache>> kept_prefixes;  // by the step that is under way
   std::unique_ptr<SequenceCache> cache;
@@ -49,6 +54,8 @@ struct EngineSequence {
 
   int64_t n_known() const { return std::ssize(tokens); }
   int64_t n_cached() const { return cache == nullptr ? 0 : cache->n_tokens(); }
+  // Whether it has read what it reads for another machine, and not all of it is sent.
+  bool waits_to_send() const { return request.prompt_sink != nullptr && n_cached() + 1 == n_given; }
   bool decodes() const { return n_known() > turn_ends.back() && n_cached() + 1 == n_known(); }
   // The last generated token is never fed back, so it needs no place in the cache.
   int64_t max_positions() const { return n_given + request.max_tokens - 1; }

@@ -55,6 +55,13 @@ Status CheckRequest(const Request& request, const Session& session,
     return Error(StatusCode::kInvalidArgument,
                  "hidden states are of a prompt without a session and without an answer");
   }
+  if (request.prompt_sink != nullptr &&
+      (request.max_tokens != 1 || !session.tokens.empty() || n_given <= kLeastSharedTokens)) {
+    return Error(StatusCode::kInvalidArgument,
+                 "what is read for another machine is a prompt of more than {} tokens without a "
+                 "session and without an answer",
+                 kLeastSharedTokens);
+  }
   KVL_RETURN_IF_ERROR(request.sampling.Check());
   KVL_RETURN_IF_ERROR(request.sampling.CheckVocabulary(c.vocab_size));
   KVL_RETURN_IF_ERROR(CheckLogprobs(request, session));
@@ -94,8 +101,12 @@ StatusOr<const CacheLayout*> Engine::LayoutFor(const Request& request, const Ses
 StatusOr<std::unique_ptr<EngineSequence>> Engine::MakeSequence(Request request, Session* session) {
   KVL_RETURN_IF_ERROR(CheckRequest(request, *session, levels_));
   KVL_ASSIGN_OR_RETURN(const CacheLayout* const layout, LayoutFor(request, *session));
+  if (request.prompt_sink != nullptr) {
+    KVL_CHECK(!options_.identities.empty() && SharesPrefixes(*layout));
+    request.refuses_pressure = true;
+  }
   auto sequence = std::make_unique<Sequence>(std::move(request), std::move(*session), layout);
-  if (options_.archive != nullptr) {
+  if (!options_.identities.empty()) {
     sequence->prefix_key.identity = &options_.identities[sequence->request.level];
   }
   const int64_t needed_bytes = LeastBytesAlone(*layout, sequence->max_positions(),

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "engine/logprobs.h"
+#include "engine/prefixes/prompt_sink.h"
 #include "engine/sampler.h"
 #include "engine/token_constraint.h"
 #include "kv/byte_kinds.h"
@@ -46,6 +47,11 @@ struct Request {
   std::optional<Pooling> pooling;
   // Requests of one salt share what they have read (EngineOptions::prefix_bytes).
   std::string prefix_salt;
+  // Takes the cache of all tokens of the prompt but the last, of which there are at least
+  // kLeastSharedTokens; nothing is generated then, and the request ends with kStop. Without a
+  // session, with max_tokens 1, and of a level that shares prefixes (WhyNothingIsShared). Null: the
+  // cache stays here.
+  std::shared_ptr<PromptSink> prompt_sink;
   // What may be generated; of this request alone. Null: anything.
   std::shared_ptr<TokenConstraint> constraint;
 };

@@ -179,9 +179,14 @@ Status Follower::TakeCacheEvent(const CacheEvent& event) {
     case CacheEvent::Kind::kKeptSet:
       cache->SetKept();
       break;
-    default:
+    case CacheEvent::Kind::kFailed:
       cache->SetFailed();
       break;
+    case CacheEvent::Kind::kPoolMade:
+    case CacheEvent::Kind::kPoolGone:
+    case CacheEvent::Kind::kCacheMade:
+    case CacheEvent::Kind::kCacheGone:
+      break;  // Take
   }
   return OkStatus();
 }

@@ -107,7 +107,11 @@ void LockStep::Forget(const Model& model) {
 
 Status LockStep::Ask() {
   KVL_RETURN_IF_ERROR(Tell({.kind = RankOrder::Kind::kNothing}));
-  return Hear().status();
+  // Nobody computes anything meanwhile, and a second or so has passed since the last question.
+  ranks_.set_timeout(timeout_ * 7 / 10);
+  const Status heard = Hear().status();
+  ranks_.set_timeout(timeout_);
+  return heard;
 }
 
 void LockStep::Dismiss() {

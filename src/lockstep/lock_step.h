@@ -18,7 +18,7 @@
 #include "kv/blocks/sequence_file.h"
 #include "lockstep/order.h"
 #include "model/model.h"
-#include "model/rank_links.h"
+#include "model/ranks/rank_links.h"
 
 namespace kvlathe {
 

@@ -70,6 +70,14 @@ StatusOr<std::unique_ptr<RankGroup>> MakeRankGroup(std::unique_ptr<Communicator>
   return group;
 }
 
+int RankGroup::CountHere() const {
+  int n_here = 0;
+  for (int r = 0; r < all->size(); ++r) {
+    if (all->host_of(r) == all->host_of(rank())) ++n_here;
+  }
+  return n_here;
+}
+
 void RankGroup::BeginLockStep() {
   if (is_leader()) {
     leader = std::make_unique<LockStep>(all.get(), patience.step, patience.start);

@@ -9,12 +9,12 @@
 #include "base/status.h"
 #include "comm/communicator.h"
 #include "lockstep/lock_step.h"
-#include "model/model_shard.h"
+#include "model/ranks/model_shard.h"
 
 namespace kvlathe {
 
 struct RankPatience {
-  std::chrono::milliseconds step{4000};      // of a message of a step
+  std::chrono::milliseconds step{3500};      // of a message of a step
   std::chrono::milliseconds start{600'000};  // while models are loaded and made
 };
 
@@ -24,14 +24,17 @@ struct RankGroup {
   std::unique_ptr<Communicator> stage;  // the tensor ranks of this rank's stage
   std::unique_ptr<LockStep> leader;     // on rank 0, once all have agreed
   RankPatience patience;
-  std::string command;                         // that runs on every rank, as it was typed
+  int n_threads_alone = 0;  // OpenOptions::n_threads of what one rank does while the others wait
+  std::string command;      // that runs on every rank, as it was typed
   std::function<void(const Status&)> on_lost;  // of the leader
 
   // Once all ranks have agreed.
   void BeginLockStep();
   int rank() const { return all->rank(); }
+  // How many of the ranks are on this rank's host.
+  int CountHere() const;
   bool is_leader() const { return rank() == 0; }
-  RankLinks links() const { return {all.get(), leader.get()}; }
+  RankLinks links() const { return {all.get(), leader.get(), patience.step}; }
 };
 
 // kInvalidArgument where there are not as many ranks as the grid has.

@@ -299,7 +299,7 @@ struct SealRunPlan {
   Device* device = nullptr;
   int sequence = 0;
   std::span<const SealHeadPlan> heads;  // that share the layer record
-  int first_head = 0;                   // number of the first in its layer
+  int first_head = 0;                   // number of the first in its layer, of the whole model
   ObjectId layer_record;                // LayerRecordBytes; null where that is 0
   int n_blocks = 0;
   bool is_prompt = true;

@@ -90,10 +90,10 @@ struct LayerRows {
 // The steps of the layer read it; it lives as long as its program.
 struct Layer {
   int idx = 0;
-  // Its place in the whole model, and that of its first head in the whole cache: what is drawn at
-  // random for a head is the same wherever the head is.
-  int model_idx = 0;
-  int first_head = 0;
+  // Its number in the whole model, and that of its first head of the cache among those of the whole
+  // layer: what is drawn at random goes by them, so that ranks which share a model draw the same.
+  int whole_idx = 0;
+  int first_kv_head = 0;
   const ModelConfig* config = nullptr;
   const LayerWeights* weights = nullptr;
   const CacheLayout* layout = nullptr;  // of all caches that have no rate of their own

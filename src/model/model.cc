@@ -137,12 +137,13 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   const ModelConfig& c = config();
   auto layer = std::make_unique<Layer>();
   layer->idx = layer_idx;
-  const ModelShard& shard = weights_->shard();
-  layer->model_idx = static_cast<int>(shard.layers.begin) + layer_idx;
-  layer->first_head = static_cast<int>(shard.kv_heads.begin) / HeadsPerMap(layout_.keys);
   layer->config = &c;
   layer->weights = &weights_->layer(layer_idx);
   layer->layout = &layout_;
+  const ModelShard& shard = weights_->shard();
+  layer->whole_idx = static_cast<int>(shard.layers.begin) + layer_idx;
+  layer->first_kv_head =
+      static_cast<int>(shard.kv_heads.begin) / (c.n_kv_heads / layout_.n_kv_heads);
   layer->is_parted = !shard.has_whole_layers();
   layer->window = layout_.window(layer_idx);
   layer->row_type = activations_.types.rows;

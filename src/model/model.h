@@ -136,6 +136,8 @@ class Model {
   Status RunGroups(std::span<const SequenceStep> steps);
   Status RunGroup(std::span<const SequenceStep> steps);
   Status QueueGroup(ForwardState* state);
+  // Waits as long as stages before this one may compute the tokens at work.
+  Status ReceiveOfStage(int from, std::span<float> values);
   Status ReceiveStream();
   Status SendStream();
   // Adds the rows of a group to held_logits_ and host_hidden_.
@@ -185,6 +187,8 @@ class Model {
   std::vector<float> downloaded_logits_;
   std::vector<float> held_logits_;  // of a shard: [n_logit_rows, held words] of the whole step
   std::vector<float> host_hidden_;  // [n_logit_rows, hidden_dim], or empty
+  // Of the steps of a shard so far, the slowest; negative: there was none.
+  double seconds_per_token_ = -1;
   ForwardProfile profile_;
 };
 

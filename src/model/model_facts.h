@@ -2,7 +2,7 @@
 #pragma once
 
 #include "model/config.h"
-#include "model/model_shard.h"
+#include "model/ranks/model_shard.h"
 #include "plan/model_facts.h"
 
 namespace kvlathe {

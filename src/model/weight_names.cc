@@ -1,5 +1,8 @@
 #include "model/weight_names.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace kvlathe {
 
 int64_t Projection::n_out() const {

@@ -21,9 +21,11 @@ struct PlanShard {
 
 // The plan of a shard: what the whole plan says of these layers and heads, counted from 0. Shards
 // that cover a cache have as many bytes together as the whole, at every length and in every part
-// (SequenceParts), for all objects of a cache are of one head of one layer. Rates of sequences give
-// each shard its heads' ranks in the whole cache (ranks_at, whose plan outlives it as ever). Of an
-// allocation the ranks are the shard's, and removal_rate and eta those of the whole cache.
+// (SequenceParts), for all objects of a cache are of one head of one layer. Their peaks
+// (PeakSequenceBytes) are together no less than the whole's, for each seals its layers one by one
+// and so sets room aside for one of its own. Rates of sequences give each shard its heads' ranks in
+// the whole cache (ranks_at, whose plan outlives it as ever). Of an allocation the ranks are the
+// shard's, and removal_rate and eta those of the whole cache.
 //
 // The ranges are not empty and lie in the plan. The heads are whole groups of those that a map
 // joins or that share latents, and all heads of a layer where something is made of all of them

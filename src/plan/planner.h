@@ -40,6 +40,15 @@ class CachePlanner {
         predictions_(&analyses_, source) {}
 
   const ModelFacts& model() const { return model_; }
+  // A planner of the same model, from the same source, on so many ranks and stages
+  // (ModelFacts). It finds its bases anew, as maps that join heads differ.
+  CachePlanner Divided(int tensor_ranks, int pipeline_stages) const {
+    ModelFacts model = model_;
+    model.tensor_ranks = tensor_ranks;
+    model.pipeline_stages = pipeline_stages;
+    return CachePlanner(model, source_);
+  }
+
   // Does what CheckSpec does.
   Status Check(const Spec& spec);
   // Makes the plan of everything that the spec means for this model. A rate, which only specs with

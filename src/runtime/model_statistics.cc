@@ -73,6 +73,7 @@ std::invoke_result_t<F, Workspace*> ModelStatistics::OnWholeModel(const F& measu
   }
   OpenOptions alone = options();
   alone.ranks = nullptr;
+  alone.n_threads = ranks->n_threads_alone;
   alone.kv.clear();
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<Workspace> whole, Workspace::Open(alone));
   return measure(whole.get());

@@ -22,14 +22,14 @@ namespace {
 
 constexpr uint64_t kRandomWeightsSeed = 1;
 
-// Half of what the system says is available.
-int64_t DefaultKvBudget() {
+// Half of what the system says is available, divided among as many processes.
+int64_t DefaultKvBudget(int n_processes) {
   std::ifstream meminfo("/proc/meminfo");
   std::string key;
   int64_t kib;
   std::string unit;
   while (meminfo >> key >> kib >> unit) {
-    if (key == "MemAvailable:") return kib * 512;
+    if (key == "MemAvailable:") return kib * 512 / n_processes;
   }
   return int64_t{4} << 30;
 }
@@ -87,7 +87,10 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
                  config.max_seq_len);
   }
   w->context_tokens_ = options.ctx_size > 0 ? options.ctx_size : config.max_seq_len;
-  w->kv_budget_bytes_ = options.kv_budget_bytes > 0 ? options.kv_budget_bytes : DefaultKvBudget();
+  w->kv_budget_bytes_ =
+      options.kv_budget_bytes > 0
+          ? options.kv_budget_bytes
+          : DefaultKvBudget(options.ranks != nullptr ? options.ranks->CountHere() : 1);
   config.ChooseContext(w->context_tokens_);
   w->threads_ = std::make_unique<ThreadPool>(options.n_threads > 0 ? options.n_threads
                                                                    : AvailableProcessors());
@@ -203,6 +206,11 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenShape(const std::string& con
                                                           const OpenOptions& options,
                                                           std::unique_ptr<Tokenizer> tokenizer,
                                                           std::optional<double> compression) {
+  if (compression.has_value() && options.ranks != nullptr) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--compression looks at all heads of a model, which ranks share; leave --tp and "
+                 "--pp out");
+  }
   KVL_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonFile(config_path));
   if (tokenizer != nullptr && json.is_object()) json["vocab_size"] = tokenizer->vocab_size();
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));

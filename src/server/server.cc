@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
 #include "base/clock.h"
 #include "server/page/page.h"
+#include "server/prefill/prompt_question.h"
 
 namespace kvlathe::server {
 
@@ -30,8 +32,9 @@ std::vector<std::string> NamesOf(const std::vector<api::ApiLevel>& levels) {
   return names;
 }
 
-EngineOptions Observed(EngineOptions options, EngineObserver* observer) {
+EngineOptions Observed(EngineOptions options, EngineObserver* observer, PromptReaders* readers) {
   options.observer = observer;
+  options.readers = readers;
   return options;
 }
 
@@ -90,10 +93,12 @@ Server::Server(ServedModel served, ServerOptions options)
       monitor_(&metrics_, [this](const AnsweredRequest& answered) { OnAnswered(answered); }),
       auditor_(MakeAuditor(served)),
       archive_(served.engine.archive),
+      prefill_client_(MakePrefillClient()),
       engine_(
-          served.levels, served.pool, Observed(served.engine, &monitor_),
+          served.levels, served.pool, Observed(served.engine, &monitor_, prefill_client_.get()),
           [this](const PoolUsage& usage) { AfterStep(usage); }, auditor_.get()),
-      health_(&engine_.engine(), &monitor_.step_clock(), ProbeToken(*served.api.tokenizer)) {
+      health_(&engine_.engine(), &monitor_.step_clock(), ProbeToken(*served.api.tokenizer)),
+      prefill_route_(MakePrefillRoute(served.engine)) {
   metrics_.SetUsage(served.pool->usage());
   if (served.engine.prefix_bytes > 0) LogUnsharedLevels(served.levels);
   served.api.engine = &engine_.engine();
@@ -112,6 +117,55 @@ std::unique_ptr<Auditor> Server::MakeAuditor(const ServedModel& served) {
       &*audit_metrics_, [this](std::string_view event, const nlohmann::ordered_json& fields) {
         log_.Write(event, fields);
       });
+}
+
+std::unique_ptr<PrefillClient> Server::MakePrefillClient() {
+  const RoleOptions& role = options_.role;
+  if (role.role != Role::kDecode) return nullptr;
+  asked_metrics_.emplace(metrics_.registry(), metrics_.labels());
+  return std::make_unique<PrefillClient>(PrefillClientOptions{
+      .urls = role.prefill_urls,
+      .key = role.key,
+      .least_tokens = role.least_tokens,
+      .timeout_seconds = role.timeout_seconds,
+      .on_attempt = [this](const PromptAttempt& attempt) { OnAttempt(attempt); }});
+}
+
+std::unique_ptr<PrefillRoute> Server::MakePrefillRoute(const EngineOptions& engine) {
+  if (options_.role.role != Role::kPrefill) return nullptr;
+  sent_metrics_.emplace(metrics_.registry(), metrics_.labels());
+  PrefillRoute::Observer observer = {
+      .on_began = [this](const std::string& id, int64_t n_tokens) { load_.Begin(id, n_tokens, 0); },
+      .on_ended = [this](const SentPrompt& sent) { OnSent(sent); }};
+  return std::make_unique<PrefillRoute>(&engine_.engine(), engine.identities, options_.role.key,
+                                        std::move(observer));
+}
+
+void Server::OnAttempt(const PromptAttempt& attempt) {
+  asked_metrics_->Count(attempt);
+  if (attempt.reason == "nobody") return;  // those that failed before were logged
+  nlohmann::ordered_json fields = {{"request_id", attempt.request_id},
+                                   {"from", attempt.url},
+                                   {"prompt_tokens", attempt.n_tokens},
+                                   {"bytes", attempt.n_bytes},
+                                   {"ms", std::round(attempt.seconds * 1e3)}};
+  if (attempt.reason.empty()) return log_.Write("prompt_came", fields);
+  fields["reason"] = attempt.reason;
+  fields["why"] = MessageOf(attempt.status);
+  log_.Write("prompt_did_not_come", fields);
+}
+
+void Server::OnSent(const SentPrompt& sent) {
+  load_.End(sent.request_id, 0);
+  metrics_.CountAnswer(kPrefillPath, sent.http_status);
+  sent_metrics_->Count(sent);
+  nlohmann::ordered_json fields = {{"request_id", sent.request_id},
+                                   {"status", sent.http_status},
+                                   {"prompt_tokens", sent.n_tokens},
+                                   {"bytes", sent.n_bytes},
+                                   {"ms", std::round(sent.seconds * 1e3)}};
+  if (!sent.status.ok()) fields["error"] = MessageOf(sent.status);
+  log_.Write("prompt_sent", fields);
 }
 
 void Server::OnAnswered(const AnsweredRequest& answered) {
@@ -168,6 +222,9 @@ void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
     }
     return health_.Answer(std::move(reply));
   }
+  if (prefill_route_ != nullptr && request.path == kPrefillPath) {
+    return HandleAsPrefill(request, std::move(reply));
+  }
   if (const auto why = origins_.WhyRefused(request)) {
     return Refuse(request, reply.get(),
                   api::ErrorResponse(403, "permission_error", "origin_not_allowed", *why), *why);
@@ -188,15 +245,39 @@ void Server::Handle(http::Request request, std::shared_ptr<http::Reply> reply) {
   if (request.method == "GET" && request.path == "/version") {
     return reply->Send({.body = nlohmann::json{{"version", options_.version}}.dump()});
   }
-  if (refuses_all_) {
-    return Refuse(
-        request, reply.get(),
-        UnavailableResponse("the server is shutting down; ask another replica", "shutting_down"),
-        "shutting down");
+  if (refuses_all_) return RefuseAtTheEnd(request, reply.get());
+  if (prefill_route_ != nullptr) {
+    return Refuse(request, reply.get(),
+                  api::ErrorResponse(403, "permission_error", "prefill_only",
+                                     "this replica reads prompts for others (--role prefill) and "
+                                     "answers nothing itself; ask a replica of --role decode"),
+                  "of role prefill");
   }
   if (options_.logs_bodies) log_.LogBody(request);
   request.tenant = keys_.KeyOf(request);
   api_->Handle(std::move(request), std::move(reply));
+}
+
+// Of a replica that reads prompts for others.
+void Server::HandleAsPrefill(const http::Request& request, std::shared_ptr<http::Reply> reply) {
+  if (!prefill_route_->Allows(request)) {
+    return Refuse(request, reply.get(),
+                  api::ErrorResponse(401, "authentication_error", "invalid_api_key",
+                                     "give the key that both roles share (--prefill-key), as the "
+                                     "header Authorization: Bearer KEY"),
+                  "no valid --prefill-key");
+  }
+  if (refuses_all_) return RefuseAtTheEnd(request, reply.get());
+  if (request.method == "POST") return prefill_route_->Handle(request, std::move(reply));
+  Refuse(request, reply.get(),
+         api::ErrorResponse(405, "invalid_request_error", "method_not_allowed", "use POST"),
+         "not POST");
+}
+
+void Server::RefuseAtTheEnd(const http::Request& request, http::Reply* reply) {
+  Refuse(request, reply,
+         UnavailableResponse("the server is shutting down; ask another replica", "shutting_down"),
+         "shutting down");
 }
 
 void Server::Refuse(const http::Request& request, http::Reply* reply, http::Response response,

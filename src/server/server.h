@@ -21,10 +21,25 @@
 #include "server/load_tracker.h"
 #include "server/metrics.h"
 #include "server/origin_rules.h"
+#include "server/prefill/prefill_client.h"
+#include "server/prefill/prefill_metrics.h"
+#include "server/prefill/prefill_route.h"
 #include "server/request_log.h"
 #include "server/serving_engine.h"
 
 namespace kvlathe::server {
+
+// What a replica does among others (docs/prefill_decode.md). kPrefill reads prompts for replicas of
+// kDecode, and answers no requests itself. Both need EngineOptions::identities.
+enum class Role { kAll, kPrefill, kDecode };
+
+struct RoleOptions {
+  Role role = Role::kAll;
+  std::string key;                        // that the replicas of both roles share
+  std::vector<std::string> prefill_urls;  // of kDecode
+  int least_tokens = 512;                 // likewise: shorter prompts are read here
+  double timeout_seconds = 10;            // likewise: PrefillClientOptions
+};
 
 struct ServerOptions {
   http::HttpServerOptions http;
@@ -39,6 +54,7 @@ struct ServerOptions {
   bool logs_bodies = false;
   bool logs_tokens = false;
   AuditOptions audit;
+  RoleOptions role;
   std::string version;  // for /version
   RequestLog::Sink log;
 };
@@ -82,10 +98,16 @@ class Server : public api::ApiObserver {
   Server(ServedModel served, ServerOptions options);
   std::unique_ptr<Auditor> MakeAuditor(const ServedModel& served);
   void OnAnswered(const AnsweredRequest& answered);
+  std::unique_ptr<PrefillClient> MakePrefillClient();
+  std::unique_ptr<PrefillRoute> MakePrefillRoute(const EngineOptions& engine);
+  void OnAttempt(const PromptAttempt& attempt);
+  void OnSent(const SentPrompt& sent);
   void AfterStep(const PoolUsage& usage);
   void LogListening() const;
   void LogUnsharedLevels(const std::vector<Model*>& levels) const;
   void Handle(http::Request request, std::shared_ptr<http::Reply> reply);
+  void HandleAsPrefill(const http::Request& request, std::shared_ptr<http::Reply> reply);
+  void RefuseAtTheEnd(const http::Request& request, http::Reply* reply);
   void Refuse(const http::Request& request, http::Reply* reply, http::Response response,
               const std::string& why);
   void AnswerMetrics(http::Reply* reply);
@@ -106,10 +128,14 @@ class Server : public api::ApiObserver {
   LoadTracker load_;
   std::optional<AuditMetrics> audit_metrics_;  // these two with an audit
   std::unique_ptr<Auditor> auditor_;
-  std::optional<Stopwatch> since_byte_kinds_;  // of the thread that steps
-  const PrefixArchive* archive_;               // null: nothing is on disk
+  std::optional<Stopwatch> since_byte_kinds_;        // of the thread that steps
+  const PrefixArchive* archive_;                     // null: nothing is on disk
+  std::optional<AskedPromptMetrics> asked_metrics_;  // these two of a decode replica
+  std::unique_ptr<PrefillClient> prefill_client_;
   ServingEngine engine_;
   HealthCheck health_;
+  std::optional<SentPromptMetrics> sent_metrics_;  // these two of a prefill replica
+  std::unique_ptr<PrefillRoute> prefill_route_;
   std::unique_ptr<api::ApiService> api_;
   std::atomic<bool> is_started_ = false;   // Start has set every member
   std::atomic<bool> is_unready_ = false;   // /health and the agent say no

@@ -17,6 +17,7 @@
 #include "kvlathe/chat_template_options.h"
 #include "kvlathe/open_workspace.h"
 #include "kvlathe/prefix_options.h"
+#include "kvlathe/serve/role_options.h"
 #include "kvlathe/serve/shutdown_signals.h"
 #include "runtime/serving_model.h"
 #include "server/opened_model.h"
@@ -81,6 +82,12 @@ Status CheckOptions(const ServeOptions& options) {
                    kv);
     }
   }
+  KVL_RETURN_IF_ERROR(CheckRole(options.server.role));
+  if (options.server.role.role != server::Role::kAll && options.model.ranks != nullptr) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--role: what travels is the cache of one process, and ranks that share a model "
+                 "have parts of it each; leave --tp and --pp out");
+  }
   return CheckAudit(options);
 }
 
@@ -138,6 +145,7 @@ void LogPrefixTrouble(const Status& trouble) {
 
 Status Serve(ServeOptions options) {
   KVL_RETURN_IF_ERROR(CheckOptions(options));
+  const server::RoleOptions& role = options.server.role;
   KVL_ASSIGN_OR_RETURN(options.server.api_keys, ReadKeys(options));
   KVL_ASSIGN_OR_RETURN(const std::optional<int64_t> prefix_bytes,
                        ReadPrefixMemory(options.prefix_memory));
@@ -162,6 +170,10 @@ Status Serve(ServeOptions options) {
     return Error(StatusCode::kInvalidArgument,
                  "--prefix-dir needs some --prefix-memory: what is read from disk lies there");
   }
+  if (role.role == server::Role::kDecode && prefix_bytes == 0) {
+    return Error(StatusCode::kInvalidArgument,
+                 "--role decode needs some --prefix-memory: what prefill replicas send lies there");
+  }
   KVL_ASSIGN_OR_RETURN(const ServingOptions serving, ServingOptionsOf(options));
   KVL_ASSIGN_OR_RETURN(auto opened, OpenServingModel(serving));
   server::OpenedModel model(std::move(opened));
@@ -173,6 +185,9 @@ Status Serve(ServeOptions options) {
   if (archive != nullptr) {
     served.engine.archive = archive.get();
     served.api.prompt_folder = options.prefixes.folder + "/prompts";
+  }
+  KVL_RETURN_IF_ERROR(CheckLevelsTravel(role, served));
+  if (archive != nullptr || role.role != server::Role::kAll) {
     KVL_ASSIGN_OR_RETURN(served.engine.identities, model.Identities());
   }
   KVL_ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server,
@@ -306,6 +321,7 @@ void AddServeVerb(Verbs* verbs) {
   AddChatTemplateOptions(verb, &options->chat);
   AddServerOptions(verb, options.get());
   AddLimitOptions(verb, options.get());
+  AddRoleOptions(verb, &options->server);
   AddAuditOptions(verb, options.get());
 }
 

@@ -12,6 +12,8 @@ PrefixStore::Question Engine::QuestionOf(const Sequence& s) const {
                                     .tokens = s.tokens,
                                     .n_prompt = s.n_prompt,
                                     .n_generated = s.request.max_tokens};
+  // So that there is something to compute, and a step that ends where the stream does.
+  if (s.request.prompt_sink != nullptr) question.tokens = question.tokens.first(s.n_given - 1);
   // Where the prompt ends in a cache must not change once something was computed.
   if (s.turn_ends.size() > 1 || s.outcome.n_preemptions > 0) return question;
   question.may_end_prompt_at = [this, &s](int64_t n_prompt) {
@@ -60,7 +62,7 @@ bool Engine::Fetches(Sequence* s) {
 // at the beginning; or not yet.
 bool Engine::BeginsNow(Sequence* s) {
   if (!prefixes_.Takes(*s->layout) || s->ReadsAnew()) return true;
-  if (WaitsForPrefix(*s) || Fetches(s)) return false;
+  if (WaitsForPrefix(*s) || Fetches(s) || IsReadElsewhere(s)) return false;
   PrefixStore::Found found = prefixes_.Find(QuestionOf(*s));
   const int n_tokens = found.cache == nullptr ? 0 : found.cache->n_tokens();
   if (found.cache != nullptr) s->BeginBehind(std::move(found.cache));

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/sha256.h"
 
 namespace kvlathe {
 namespace {
@@ -75,7 +74,7 @@ PrefixArchive::~PrefixArchive() {
 
 const std::string& PrefixArchive::PlaceOf(const PrefixKey& key) {
   std::string& place = places_[key.layout];
-  if (place.empty()) place = DigestOf({PlaceText(*key.identity, *key.layout)});
+  if (place.empty()) place = kvlathe::PlaceOf(key);
   return place;
 }
 

@@ -2,7 +2,13 @@
 
 #include <algorithm>
 
+#include "base/sha256.h"
+
 namespace kvlathe {
+
+std::string PlaceOf(const PrefixKey& key) {
+  return DigestOf({PlaceText(*key.identity, *key.layout)});
+}
 
 PrefixOffer OfferOf(const PrefixQuestion& question, int n_equal, int64_t entry_n_prompt,
                     const std::function<int(int64_t)>& most_shareable) {

@@ -23,6 +23,9 @@ struct PrefixKey {
   const SequenceIdentity* identity = nullptr;
 };
 
+// The digest of what stands for the key in files and between machines; it has its identity.
+std::string PlaceOf(const PrefixKey& key);
+
 struct PrefixQuestion {
   const PrefixKey* key = nullptr;
   std::span<const int32_t> tokens;  // that are known; the last is always left to compute

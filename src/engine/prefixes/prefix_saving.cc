@@ -55,26 +55,42 @@ bool PrefixStore::Fetches(const Question& question) {
   }
 }
 
+// What a saved sequence holds, for which entries are given up.
+StatusOr<std::unique_ptr<SequenceCache>> PrefixStore::MakeCache(const PrefixKey& key,
+                                                                size_t n_tokens,
+                                                                std::string_view sequence,
+                                                                const std::string& name) {
+  auto cache = std::make_unique<SequenceCache>(key.layout, pool_);
+  const SequencePlace place = {*key.identity, key.layout, std::numeric_limits<int>::max()};
+  Status status;
+  do {
+    status = RestoreSequence(std::as_bytes(std::span(sequence)), name, place, cache.get()).status();
+  } while (status.code() == StatusCode::kResourceExhausted && EvictOldest());
+  KVL_RETURN_IF_ERROR(status);
+  if (cache->n_tokens() == static_cast<int64_t>(n_tokens)) return cache;
+  return Error(StatusCode::kDataLoss, "{}: damaged: {} positions for {} tokens", name,
+               cache->n_tokens(), n_tokens);
+}
+
+Status PrefixStore::Enter(const PrefixKey& key, std::span<const int32_t> tokens,
+                          std::string_view sequence) {
+  KVL_ASSIGN_OR_RETURN(auto cache,
+                       MakeCache(key, tokens.size(), sequence, "a prompt read elsewhere"));
+  Add(key, tokens, std::move(cache));
+  return OkStatus();
+}
+
 void PrefixStore::Restore(const Question& question, const std::string& file,
                           std::string_view sequence, std::vector<int32_t> tokens) {
   const PrefixKey& key = *question.key;
-  auto cache = std::make_unique<SequenceCache>(key.layout, pool_);
-  const SequencePlace place = {*key.identity, key.layout, std::numeric_limits<int>::max()};
   const std::string path = archive_->options().folder + "/" + file;
-  Status status;
-  do {
-    status = RestoreSequence(std::as_bytes(std::span(sequence)), path, place, cache.get()).status();
-  } while (status.code() == StatusCode::kResourceExhausted && EvictOldest());
-  if (status.code() == StatusCode::kResourceExhausted) return;  // it stays on disk
-  if (status.ok() && cache->n_tokens() != std::ssize(tokens)) {
-    status = Error(StatusCode::kDataLoss, "{}: damaged: {} positions for {} tokens", path,
-                   cache->n_tokens(), tokens.size());
-  }
-  if (!status.ok()) return archive_->Refuse(file, status);
-  cache->SetKept();
+  auto cache = MakeCache(key, tokens.size(), sequence, path);
+  if (cache.status().code() == StatusCode::kResourceExhausted) return;  // it stays on disk
+  if (!cache.ok()) return archive_->Refuse(file, cache.status());
+  (*cache)->SetKept();
   entries_.push_front({.key = key,
                        .tokens = std::move(tokens),
-                       .cache = std::move(cache),
+                       .cache = *std::move(cache),
                        .is_saved = true,
                        .file = file});
   Trim();

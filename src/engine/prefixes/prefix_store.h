@@ -69,6 +69,11 @@ class PrefixStore {
   void Add(const PrefixKey& key, std::span<const int32_t> tokens,
            std::unique_ptr<SequenceCache> cache);
 
+  // Makes an entry of a saved sequence that came from elsewhere (kv/blocks/sequence_file.h) and is
+  // to hold these tokens. The key has its identity. Errors are those of RestoreSequence, and
+  // kDataLoss for another number of tokens; then nothing is entered.
+  Status Enter(const PrefixKey& key, std::span<const int32_t> tokens, std::string_view sequence);
+
   // Gives up entries until the rest is within the bound: for when others let go of what they
   // shared.
   void Trim();
@@ -126,6 +131,9 @@ class PrefixStore {
   void SaveWhole(const PrefixArchive::Draft& draft, const SequenceCache& cache);
   void LeaveUnsaved(EntryPlace entry);
   void SaveBeforeItGoes(EntryPlace entry);
+  StatusOr<std::unique_ptr<SequenceCache>> MakeCache(const PrefixKey& key, size_t n_tokens,
+                                                     std::string_view sequence,
+                                                     const std::string& name);
   void Restore(const Question& question, const std::string& file, std::string_view sequence,
                std::vector<int32_t> tokens);
 

@@ -81,15 +81,20 @@ std::vector<int32_t> RandomTokens(int n, int vocab_size, uint64_t seed) {
   return tokens;
 }
 
-// A cache of n_depth random positions, sealed as a prompt of them and n_prompt more would be. Where
-// positions merge, what is held depends on what the model decides: they are read like a prompt.
+// Whether what stands for the depth is computed: where positions merge, what is held depends on
+// what the model decides, and the shards of other ranks are theirs to fill.
+bool ReadsDepth(const Model& model) {
+  return model.layout().MergesEntries() || model.weights().shard().grid.n_ranks() > 1;
+}
+
+// A cache of n_depth random positions, sealed as a prompt of them and n_prompt more would be.
 StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(Model* model, BlockPool* pool, int n_depth,
                                                       int n_prompt, uint64_t seed) {
   const CacheLayout& layout = model->layout();
   auto cache = std::make_unique<SequenceCache>(&layout, pool);
   if (n_depth == 0) return cache;
   cache->set_n_prompt(int64_t{n_depth} + n_prompt);
-  if (layout.MergesEntries()) {
+  if (ReadsDepth(*model)) {
     KVL_RETURN_IF_ERROR(
         Prefill(model, cache.get(), RandomTokens(n_depth, model->config().vocab_size, seed)));
     return cache;
@@ -113,7 +118,7 @@ using Caches = std::vector<std::unique_ptr<SequenceCache>>;
 
 // One for each sequence. Where their depth is read, one reads it, and the others are copies.
 Status FillCaches(Model* model, const ModelBenchCase& test, BlockPool* pool, Caches* caches) {
-  const bool copies = model->layout().MergesEntries();
+  const bool copies = ReadsDepth(*model);
   for (int s = 0; s < test.n_parallel; ++s) {
     KVL_ASSIGN_OR_RETURN(auto cache, copies&& s > 0 ? caches->front()->Copy()
                                                     : CacheOfDepth(model, pool, test.n_depth,
@@ -245,7 +250,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   ForwardProfile filling;  // what stands for the depth, which is no part of a run
   std::vector<double> entry_shares;
   StepShares shares;
-  ModelBenchRow row{.test = test, .kv = kv};
+  ModelBenchRow row{.test = test, .grid = model->weights().shard().grid, .kv = kv};
   for (int repetition = -1; repetition < n_repetitions; ++repetition) {
     if (repetition == 0) model->ResetProfile();
     const ForwardProfile before = model->profile();
@@ -293,6 +298,30 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   return row;
 }
 
+namespace {
+
+// The shares of a row's time that this rank computes, waits for others, and sends and receives.
+// Where waiting is not told from messages, it is theirs.
+struct RankShares {
+  explicit RankShares(const ModelBenchRow& row)
+      : compute(1 - row.profile.messages / row.seconds),
+        waiting(row.profile.waiting / row.seconds),
+        messages((row.profile.messages - row.profile.waiting) / row.seconds) {}
+  double compute, waiting, messages;
+};
+
+nlohmann::ordered_json RankSharesJson(const ModelBenchRow& row) {
+  const RankShares shares(row);
+  nlohmann::ordered_json json = {{"compute", shares.compute}};
+  if (row.tells_waiting) json["waiting"] = shares.waiting;
+  json["messages"] = shares.messages;
+  return json;
+}
+
+bool IsOfRanks(const ModelBenchRow& row) { return row.grid.n_ranks() > 1; }
+
+}  // namespace
+
 nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const ModelBenchRow& r : rows) {
@@ -326,6 +355,10 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
       list.back()["step_share"] = {{"rotate", percentiles(r.rotate)},
                                    {"plan", percentiles(r.plan)}};
     }
+    if (IsOfRanks(r)) {
+      list.back()["ranks"] = {{"tp", r.grid.n_tensor_ranks}, {"pp", r.grid.n_stages}};
+      list.back()["rank_share"] = RankSharesJson(r);
+    }
     if (r.bandwidth_share > 0) list.back()["bandwidth_share"] = r.bandwidth_share;
     if (r.limit_ts > 0) list.back()["limit_ts"] = r.limit_ts;
     if (r.positions_per_entry > 0) list.back()["positions_per_entry"] = r.positions_per_entry;
@@ -335,10 +368,13 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
 
 std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,
                        int n_threads) {
-  std::string text =
+  const bool has_ranks = std::ranges::any_of(rows, IsOfRanks);
+  std::string text = fmt::format(
       "| model | threads | kv | test | t/s | of bandwidth | of limit | linear | rotate | append | "
-      "attention | seal |\n"
-      "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+      "attention | seal |{}\n"
+      "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |{}\n",
+      has_ranks ? " ranks | compute | waiting | messages |" : "",
+      has_ranks ? " ---: | ---: | ---: | ---: |" : "");
   const auto if_known = [](double value, double share) {
     return value > 0 ? fmt::format("{:.2f}", share) : std::string();
   };
@@ -347,12 +383,20 @@ std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string
       return fmt::format("{:.1f}%", 100 * seconds / r.seconds);
     };
     text += fmt::format(
-        "| {} | {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {} | {} | {} | {} | {} |\n", model_name,
+        "| {} | {} | {} | {} | {:.2f} ± {:.2f} | {} | {} | {} | {} | {} | {} | {} |", model_name,
         n_threads, r.kv, TestName(r.test) + (r.schedule == "balanced" ? "" : " " + r.schedule),
         r.avg_ts, r.stddev_ts, if_known(r.bandwidth_share, r.bandwidth_share),
         if_known(r.limit_ts, r.avg_ts / r.limit_ts), share(r.profile.linear),
         share(r.profile.rotate), share(r.profile.append), share(r.profile.attention),
         share(r.profile.seal));
+    if (has_ranks) {
+      const RankShares shares(r);
+      text += fmt::format(" {} x {} | {:.1f}% | {} | {:.1f}% |", r.grid.n_tensor_ranks,
+                          r.grid.n_stages, 100 * shares.compute,
+                          r.tells_waiting ? fmt::format("{:.1f}%", 100 * shares.waiting) : "",
+                          100 * shares.messages);
+    }
+    text += '\n';
   }
   return text;
 }

@@ -38,6 +38,8 @@ struct StepShare {
 
 struct ModelBenchRow {
   ModelBenchCase test;
+  RankGrid grid;               // that the model is shared by
+  bool tells_waiting = false;  // what the caller says of it: Backend::set_measures_waiting
   std::string kv;
   std::string schedule = "balanced";  // what the caller says of it
   double avg_ts = 0;                  // tokens per second, all sequences together
@@ -48,7 +50,7 @@ struct ModelBenchRow {
   // Generation where products were measured too, else 0: tokens per second if weights were read, or
   // their products done, whichever takes longer, and then the cache read, with nothing else to do.
   double limit_ts = 0;
-  ForwardProfile profile;    // seconds of the counted runs, by part
+  ForwardProfile profile;    // seconds of the counted runs, by part; with ranks, of this one
   StepShare rotate, plan;    // of generation, over the steps of all counted runs; else 0
   double seconds = 0;        // of the counted runs
   int64_t weight_bytes = 0;  // of the matrices that a step reads
@@ -62,9 +64,10 @@ struct ModelBenchRow {
 };
 
 // The depth is filled with random rows, not computed: the same bytes and the same work for what
-// follows, without hours of prefill. Only where positions merge it is computed, from random tokens:
-// there the model decides how many entries there are. One sequence reads it, and all others are
-// copies of it. One run warms up, n_repetitions count.
+// follows, without hours of prefill. It is computed, from random tokens, only where positions
+// merge, because there the model decides how many entries there are, and where ranks share the
+// model, because each fills its own. One sequence reads it then, and all others are copies of it.
+// One run warms up, n_repetitions count.
 StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
                                    int n_repetitions, int64_t kv_budget_bytes,
                                    const std::optional<StepLimits>& limits = std::nullopt);

@@ -261,22 +261,27 @@ void AppendHeads(const CacheLayout& layout, std::string* out) {
   }
 }
 
+// What a file says of a cache beside its layout.
+struct SavedFacts {
+  PrefixPlace place;
+  std::vector<int> pressed;          // SequenceCache::pressed_runs
+  std::vector<MergedLength> merged;  // as SequenceFile has them
+};
+
 // Everything before the rows, of a file of n_bytes.
-std::string Head(const SequenceIdentity& identity, const SequenceCache& cache,
-                 std::string_view state, int64_t* n_bytes) {
-  const CacheLayout& layout = cache.layout();
+std::string Head(const SequenceIdentity& identity, const CacheLayout& layout,
+                 const SavedFacts& facts, std::string_view state, int64_t* n_bytes) {
+  const auto& [place, pressed, merged] = facts;
   std::string rest;
   AppendText(identity.spec, &rest);
   AppendText(identity.model, &rest);
   AppendDimensions(layout, &rest);
-  AppendBytes(static_cast<uint32_t>(cache.n_tokens()), &rest);
-  AppendBytes(cache.n_prompt(), &rest);
-  AppendBytes(cache.n_generated(), &rest);
+  AppendBytes(static_cast<uint32_t>(place.n_tokens), &rest);
+  AppendBytes(place.n_prompt, &rest);
+  AppendBytes(place.n_generated, &rest);
   AppendHeads(layout, &rest);
-  const std::vector<int> pressed = cache.pressed_runs();
   if (layout.HasPressedRuns()) AppendBytes(static_cast<uint32_t>(pressed.size()), &rest);
-  for (const int place : pressed) AppendBytes(static_cast<uint32_t>(place), &rest);
-  const std::vector<MergedLength> merged = MergedLengths(cache, layout);
+  for (const int run : pressed) AppendBytes(static_cast<uint32_t>(run), &rest);
   for (const MergedLength& length : merged) {
     AppendBytes(static_cast<uint32_t>(length.n_entries), &rest);
     if (!layout.HasRunsOfHeads()) continue;
@@ -287,12 +292,19 @@ std::string Head(const SequenceIdentity& identity, const SequenceCache& cache,
   rest += state;
   std::string head(kMagic);
   AppendBytes(kVersion, &head);
-  const int64_t row_bytes = RowBytes(layout, {cache.n_tokens(), cache.n_prompt(), merged, pressed},
+  const int64_t row_bytes = RowBytes(layout, {place.n_tokens, place.n_prompt, merged, pressed},
                                      std::numeric_limits<int64_t>::max());
   *n_bytes =
       static_cast<int64_t>(head.size() + sizeof(uint64_t) + rest.size()) + row_bytes + kCrcBytes;
   AppendBytes(static_cast<uint64_t>(*n_bytes), &head);
   return head + rest;
+}
+
+std::string Head(const SequenceIdentity& identity, const SequenceCache& cache,
+                 std::string_view state, int64_t* n_bytes) {
+  const PrefixPlace place = {cache.n_tokens(), cache.n_prompt(), cache.n_generated()};
+  return Head(identity, cache.layout(),
+              {place, cache.pressed_runs(), MergedLengths(cache, cache.layout())}, state, n_bytes);
 }
 
 Status CheckPlace(const SequenceFile& file, const SequencePlace& place, std::string_view path) {
@@ -489,6 +501,12 @@ StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::
   }
   file.rows = reader.rest().first(static_cast<size_t>(n_left));
   return file;
+}
+
+std::string HeadOfPrefix(const SequenceIdentity& identity, const CacheLayout& layout,
+                         const PrefixPlace& place, int64_t* n_bytes) {
+  KVL_CHECK(SharesPrefixes(layout));
+  return Head(identity, layout, {.place = place}, {}, n_bytes);
 }
 
 SequencePieces::SequencePieces(const SequenceCache* cache, const SequenceIdentity& identity,

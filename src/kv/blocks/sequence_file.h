@@ -68,6 +68,11 @@ struct SequenceFile {
 // printable line that begins with `name`.
 StatusOr<SequenceFile> ParseSequenceFile(std::span<const std::byte> bytes, std::string_view name);
 
+// Everything before the rows of the file of a cache that will hold `place`, of a layout that shares
+// prefixes (WhyNothingIsShared) and without pressed runs; without state. `n_bytes`: of the file.
+std::string HeadOfPrefix(const SequenceIdentity& identity, const CacheLayout& layout,
+                         const PrefixPlace& place, int64_t* n_bytes);
+
 // The bytes of a file, piece by piece: what comes before the rows, the rows of each layer, the
 // checksum. `state` is what the caller keeps with the cache (token ids, the sampler).
 class SequencePieces {

@@ -339,6 +339,24 @@ void AppendRows(const SequenceCache& cache, int layer_idx, std::string* out) {
                        });
 }
 
+std::vector<PlacedObjects> PlacesOfRows(const CacheLayout& layout, int n_tokens, int64_t n_prompt) {
+  std::vector<PlacedObjects> places;
+  int64_t offset = 0;
+  const SequenceLength length = {.n_tokens = n_tokens, .n_prompt = n_prompt};
+  ForEachObject(layout, SequenceContents(layout, length),
+                [&](int layer_idx, int kv_head_idx, CacheObjects objects) {
+                  if (!IsSaved(objects)) return;
+                  objects.packed = nullptr;  // it lives as long as the call
+                  places.push_back({layer_idx, kv_head_idx, objects, offset});
+                  offset += objects.total_bytes();
+                });
+  return places;
+}
+
+void AppendPlaced(const SequenceCache& cache, const PlacedObjects& placed, std::string* out) {
+  AppendObjects(cache, placed.layer_idx, placed.kv_head_idx, placed.objects, out);
+}
+
 bool CopyRows(std::span<const std::byte> rows, const CacheLayout& layout, SequenceCache* cache) {
   return RowCopier(rows, layout, cache).Copy();
 }

@@ -210,8 +210,8 @@ void AttendStep::AddScores(const SequenceStep& step, int kv_head_idx, HeadJob* j
   const auto temperature = [&](int position) {
     return static_cast<float>(TemperatureAt(plan, place, position, cache.n_generated()));
   };
-  noises_.push_back({.key = MixBits(static_cast<uint64_t>(layer_.model_idx)),
-                     .first_head = (layer_.first_head + kv_head_idx) * job->gqa_group,
+  noises_.push_back({.key = MixBits(static_cast<uint64_t>(layer_.whole_idx)),
+                     .first_head = (layer_.first_kv_head + kv_head_idx) * job->gqa_group,
                      .first_position = first,
                      .temperature = temperature(first),
                      .temperature_step = temperature(first + 1) - temperature(first),

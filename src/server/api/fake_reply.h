@@ -30,6 +30,7 @@ class FakeReply : public http::Reply {
     return true;
   }
   void EndStream() override { has_ended = true; }
+  int64_t n_waiting_bytes() override { return 0; }
   void Post(std::function<void()> task) override {
     const std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));

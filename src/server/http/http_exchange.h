@@ -2,6 +2,7 @@
 // library of HTTP shows here, so that handlers are tested without either.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -40,6 +41,7 @@ struct Response {
 enum class StreamKind {
   kEvents,     // server-sent events, text/event-stream
   kJsonLines,  // a JSON object a line, application/x-ndjson
+  kBytes,      // application/octet-stream
 };
 
 // Where the answer to one request goes. Every member may be called by any thread and none blocks;
@@ -60,6 +62,8 @@ class Reply {
   // Bytes as they are. False: the client is gone, and nothing more need be written.
   virtual bool Write(std::string bytes) = 0;
   virtual void EndStream() = 0;
+  // Of a stream: what was written and the operating system has not taken yet.
+  virtual int64_t n_waiting_bytes() = 0;
 
   // Runs `task` later on a thread of the HTTP server, one task of this reply at a time and in the
   // order of the calls. For work that the calling thread (the engine's) should not do. Tasks run

@@ -70,6 +70,11 @@ void ReplyState::EndStream() {
   End(Phase::kEndedStream, std::move(lock));
 }
 
+int64_t ReplyState::n_waiting_bytes() {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(waiting_.size()) + n_unsent_bytes_;
+}
+
 void ReplyState::Abandon() {
   std::unique_lock lock(mutex_);
   if (is_gone_) return;

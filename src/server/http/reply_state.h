@@ -33,6 +33,7 @@ class ReplyState : public std::enable_shared_from_this<ReplyState> {
   void BeginStream(StreamKind kind);
   bool Write(std::string bytes);
   void EndStream();
+  int64_t n_waiting_bytes();
   void Post(std::function<void()> task);
   void OnGone(std::function<void()> on_gone);
 
@@ -96,6 +97,7 @@ class ReplyHandle final : public Reply {
   void BeginStream(StreamKind kind = StreamKind::kEvents) override { state_->BeginStream(kind); }
   bool Write(std::string bytes) override { return state_->Write(std::move(bytes)); }
   void EndStream() override { state_->EndStream(); }
+  int64_t n_waiting_bytes() override { return state_->n_waiting_bytes(); }
   void Post(std::function<void()> task) override { state_->Post(std::move(task)); }
   void OnGone(std::function<void()> on_gone) override { state_->OnGone(std::move(on_gone)); }
 

@@ -48,6 +48,18 @@ std::string CommonHead(int status, std::string_view content_type, const AnswerFa
   return head;
 }
 
+std::string_view TypeOf(StreamKind kind) {
+  switch (kind) {
+    case StreamKind::kEvents:
+      return "text/event-stream";
+    case StreamKind::kJsonLines:
+      return "application/x-ndjson";
+    case StreamKind::kBytes:
+      break;
+  }
+  return "application/octet-stream";
+}
+
 }  // namespace
 
 bool HasNoBody(int status) { return status < 200 || status == 204 || status == 304; }
@@ -62,9 +74,7 @@ std::string ResponseHead(const Response& response, const AnswerFacts& facts, boo
 }
 
 std::string StreamHead(StreamKind kind, const AnswerFacts& facts, bool keep_alive) {
-  const std::string_view type =
-      kind == StreamKind::kEvents ? "text/event-stream" : "application/x-ndjson";
-  std::string head = CommonHead(200, type, facts, keep_alive);
+  std::string head = CommonHead(200, TypeOf(kind), facts, keep_alive);
   AppendHeader("Cache-Control", "no-cache", &head);
   AppendHeader("X-Accel-Buffering", "no", &head);  // nginx would collect the events otherwise
   if (!facts.is_http_1_0) AppendHeader("Transfer-Encoding", "chunked", &head);

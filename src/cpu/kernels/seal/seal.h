@@ -65,7 +65,7 @@ struct SealHead {
 // One run of one layer of one sequence.
 struct SealJob {
   std::span<const SealHead> heads;    // that share the layer record
-  int first_head = 0;                 // number of the first in its layer
+  int first_head = 0;                 // number of the first in its layer, of the whole model
   std::byte* layer_record = nullptr;  // LayerRecordBytes; null where that is 0
   int n_blocks = 0;
   bool is_prompt = true;

@@ -90,8 +90,8 @@ void FitFactors(const HeadRun& run, const ResidualParams& params, int rank, int 
     kernels.scale(std::ldexp(1.0f, -half), n_words, ws->residual);
     kernels.scale(std::ldexp(1.0f, half - exponent), n_words, ws->residual);
   }
-  const auto draw = static_cast<uint64_t>(run.job->first_draw + run.head_idx);
-  Random random(run.job->seed, 2 * draw + (params.is_key ? 0 : 1));
+  const auto head_idx = static_cast<uint64_t>(run.job->first_head + run.head_idx);
+  Random random(run.job->seed, 2 * head_idx + (params.is_key ? 0 : 1));
   for (int64_t i = 0; i < int64_t{n} * rank; ++i) ws->p[i] = static_cast<float>(random.Uniform());
   for (int loop = 0; loop < power_loops; ++loop) {
     Orthonormalise(kernels, rank, n, ws->p);

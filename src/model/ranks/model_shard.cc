@@ -1,4 +1,4 @@
-#include "model/model_shard.h"
+#include "model/ranks/model_shard.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,7 @@
 // What ties a shard of a model to the other ranks that hold the rest of it.
 #pragma once
 
+#include <chrono>
 #include <span>
 #include <vector>
 
@@ -44,6 +45,8 @@ class StepLeader {
 struct RankLinks {
   Communicator* ranks = nullptr;  // all that share the model: rank r of RankGrid is rank r here
   StepLeader* leader = nullptr;   // on rank 0
+  // How long a rank may take to answer that has nothing to compute meanwhile.
+  std::chrono::milliseconds timeout{3500};
 };
 
 }  // namespace kvlathe

@@ -1,7 +1,7 @@
 // A step of a model that several ranks share: which of them computes what, and what they send each
 // other. Sums within the layers are AddToStream's.
 #include <algorithm>
-#include <cstring>
+#include <chrono>
 #include <iterator>
 #include <utility>
 
@@ -12,10 +12,16 @@
 namespace kvlathe {
 namespace {
 
-// Cuts the steps into at most n groups with about as many tokens each.
-std::vector<std::span<const SequenceStep>> GroupsOf(std::span<const SequenceStep> steps, int n) {
+// Fewer tokens take a stage as long as these, because it reads its weights for them. Smaller groups
+// would be on their way for longer together than one is alone.
+constexpr int64_t kLeastGroupTokens = 8;
+
+// Cuts the steps into at most n_stages groups with about as many tokens each.
+std::vector<std::span<const SequenceStep>> GroupsOf(std::span<const SequenceStep> steps,
+                                                    int n_stages) {
   int64_t n_left = 0;
   for (const SequenceStep& step : steps) n_left += step.n_new();
+  const auto n = std::clamp<int64_t>(n_left / kLeastGroupTokens, 1, n_stages);
   std::vector<std::span<const SequenceStep>> groups;
   while (!steps.empty()) {
     const int64_t n_groups_left = std::max<int64_t>(1, n - std::ssize(groups));
@@ -41,7 +47,14 @@ std::span<const std::byte> BytesOf(const std::vector<float>& values) {
 
 Status Model::RunOnRanks(std::span<const SequenceStep> steps) {
   KVL_RETURN_IF_ERROR(CheckPositions(steps));
+  const Stopwatch watch;
   const Status ran = RunGroups(steps);
+  int64_t n_tokens = 0;
+  for (const SequenceStep& step : steps) n_tokens += step.n_new();
+  if (ran.ok() && n_tokens > 0) {
+    seconds_per_token_ =
+        std::max(seconds_per_token_, watch.Seconds() / static_cast<double>(n_tokens));
+  }
   // Others may have begun what is not ended here.
   StepLeader* const leader = weights_->links().leader;
   if (!ran.ok() && leader != nullptr) leader->Lose(ran);
@@ -96,12 +109,28 @@ Status Model::QueueGroup(ForwardState* state) {
   return OkStatus();
 }
 
+Status Model::ReceiveOfStage(int from, std::span<float> values) {
+  const RankLinks& links = weights_->links();
+  if (weights_->shard().grid.n_stages > 1) {
+    // A stage waits for what those before it compute, which is no silence. Until a step has shown
+    // how long that takes nobody knows.
+    constexpr double kUnknownSeconds = 600, kSlack = 4;
+    const double seconds = seconds_per_token_ < 0 ? kUnknownSeconds
+                                                  : kSlack * seconds_per_token_ *
+                                                        static_cast<double>(activations_.n_tokens);
+    links.ranks->set_timeout(links.timeout +
+                             std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds)));
+  }
+  const Status received = links.ranks->Receive(from, std::as_writable_bytes(values));
+  links.ranks->set_timeout(links.timeout);
+  return received;
+}
+
 Status Model::ReceiveStream() {
   const ScopedTimer timer(&profile_.messages);
   Communicator& ranks = *weights_->links().ranks;
   std::vector<float> stream(activations_.n_tokens * config().hidden_dim);
-  KVL_RETURN_IF_ERROR(ranks.Receive(ranks.rank() - weights_->shard().grid.n_tensor_ranks,
-                                    std::as_writable_bytes(std::span(stream))));
+  KVL_RETURN_IF_ERROR(ReceiveOfStage(ranks.rank() - weights_->shard().grid.n_tensor_ranks, stream));
   activations_.memory->Upload(activations_.hidden.place(), BytesOf(stream));
   return OkStatus();
 }
@@ -146,8 +175,7 @@ Status Model::CollectLogits() {
     const int64_t n_held = shard.words.end - shard.words.begin;
     if (first + t != 0) {
       held_logits_.resize(n_logit_rows_ * n_held);
-      KVL_RETURN_IF_ERROR(
-          ranks.Receive(first + t, std::as_writable_bytes(std::span(held_logits_))));
+      KVL_RETURN_IF_ERROR(ReceiveOfStage(first + t, held_logits_));
     }
     for (int64_t row = 0; row < n_logit_rows_; ++row) {
       std::copy_n(held_logits_.data() + row * n_held, n_held,
@@ -157,7 +185,7 @@ Status Model::CollectLogits() {
   host_logits_ = downloaded_logits_.data();
   if (!has_hidden_ || first == 0) return OkStatus();
   host_hidden_.resize(n_logit_rows_ * config().hidden_dim);
-  return ranks.Receive(first, std::as_writable_bytes(std::span(host_hidden_)));
+  return ReceiveOfStage(first, host_hidden_);
 }
 
 Status Model::HearOthers(std::span<const SequenceStep> steps) {
