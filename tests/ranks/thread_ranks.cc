@@ -177,9 +177,9 @@ StatusOr<std::unique_ptr<Model>> RankParts::MakeModel(const std::string& kv,
 ThreadRanks::ThreadRanks(SharedModel model, const RankGrid& grid, Options options)
     : model_(std::move(model)), grid_(grid), options_(std::move(options)) {
   std::vector<std::unique_ptr<Communicator>> group = MakeThreadGroup(grid.n_ranks());
-  for (int r = 0; r < grid.n_ranks(); ++r) {
-    FollowingRank& following = *followers_.emplace_back(std::make_unique<FollowingRank>());
-    if (r == 0) continue;
+  for (int r = 0; r < grid.n_ranks(); ++r) followers_.push_back(std::make_unique<FollowingRank>());
+  for (int r = 1; r < grid.n_ranks(); ++r) {
+    FollowingRank& following = *followers_[r];
     following.thread = std::thread([this, r, &following, all = std::move(group[r])]() mutable {
       following.ended = Follow(r, std::move(all));
       // What others wait for is told at once that the rank has left.
