@@ -299,6 +299,58 @@ class BenchTest(unittest.TestCase):
 
 
 @unittest.skipUnless(MPIRUN, "mpirun is not installed (scripts/bootstrap.sh)")
+class RunTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="kvlathe_ranks_"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.text = self.folder / "text.txt"
+        self.text.write_text((MODEL / "sample.txt").read_text()[:1500])
+
+    def run_of(self, *more, starter=()):
+        command = [*starter, KVLATHE, "run", "-m", MODEL, "-t", 1, "-c", 1024, "--dtype", "f32", "--temp", 0, "--ignore-eos", "--json", *more]
+        return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60, env=dict(os.environ, **ENVIRONMENT),
+                              stdin=subprocess.DEVNULL)
+
+    def json_of(self, *more, starter=()):
+        done = self.run_of(*more, starter=starter)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)
+
+    def test_ranks_say_what_one_process_says_and_hold_its_bytes(self):
+        for kv in ("none", "kivi(bits=4,group=64)", "lathe(ratio=4,heads=own)"):
+            asked = ("--kv", kv, "-f", self.text, "-n", 24)
+            alone = self.json_of(*asked)
+            self.assertNotIn("kv_bytes_by_rank", alone)
+            for ranks in (("--tp", 2), ("--pp", 2)):
+                with self.subTest(kv=kv, ranks=ranks):
+                    shared = self.json_of(*asked, *ranks, starter=mpirun(2))
+                    self.assertEqual(shared["ids"], alone["ids"])
+                    self.assertEqual(shared["kv_bytes"], alone["kv_bytes"])
+                    self.assertEqual(shared["kv_fraction"], alone["kv_fraction"])
+                    self.assertEqual(len(shared["kv_bytes_by_rank"]), 2)
+                    self.assertEqual(sum(shared["kv_bytes_by_rank"]), alone["kv_bytes"])
+
+    def test_a_session_holds_the_parts_of_all_ranks(self):
+        kv = ("--kv", "kivi(bits=4,group=64)")
+        alone = self.json_of(*kv, "-f", self.text, "-n", 40)
+        session = self.folder / "saved.kvs"
+        first = self.json_of(*kv, "-f", self.text, "-n", 20, "--tp", 2, "--save-session", session, starter=mpirun(2))
+        second = self.json_of(*kv, "-n", 20, "--tp", 2, "--load-session", session, starter=mpirun(2))
+        self.assertEqual(first["ids"] + second["ids"], alone["ids"])
+        self.assertGreater(second["restored_tokens"], len(first["ids"]))
+        refused = self.run_of(*kv, "-n", 20, "--load-session", session)
+        self.assertEqual((refused.returncode, refused.stdout), (1, ""))
+        self.assertIn("saved.kvs", refused.stderr)
+
+    def test_kept_prefixes_hold_the_parts_of_all_ranks(self):
+        asked = ("--kv", "kivi(bits=4,group=64)", "-f", self.text, "-n", 20, "--tp", 2, "--prefix-dir", self.folder / "prefixes")
+        first, second = (self.json_of(*asked, starter=mpirun(2)) for _ in range(2))
+        self.assertEqual(first["cached_tokens"], 0)
+        self.assertGreater(second["cached_tokens"], first["prompt_tokens"] // 2)
+        self.assertEqual(second["ids"], first["ids"])
+
+
+@unittest.skipUnless(MPIRUN, "mpirun is not installed (scripts/bootstrap.sh)")
 class RefusalTest(unittest.TestCase):
     def run_ranks(self, *ranks):
         """Each rank's words behind `kvlathe`; what kvlathe said."""

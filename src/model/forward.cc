@@ -6,8 +6,9 @@
 
 namespace kvlathe {
 
-void StepSequences::Begin(std::span<const SequenceStep> steps) {
+void StepSequences::Begin(std::span<const SequenceStep> steps, int first_layer) {
   steps_ = steps;
+  first_layer_ = first_layer;
   failures_.assign(steps.size(), OkStatus());
   sealing_.clear();
   for (const SequenceStep& step : steps) {
@@ -31,7 +32,7 @@ void StepSequences::Fail(SequenceCache* cache, const Status& status) {
 void StepSequences::Learn(const StepReport& report) {
   for (const auto& [sequence, layer_idx, status] : report.failures) {
     Fail(steps_[sequence].cache,
-         Error(status.code(), "layer {}: {}", layer_idx, MessageOf(status)));
+         Error(status.code(), "layer {}: {}", first_layer_ + layer_idx, MessageOf(status)));
   }
   for (const auto& [sequence, cost] : report.reencoded) {
     steps_[sequence].cache->mutable_reencoding()->Add(cost);

@@ -60,7 +60,8 @@ struct ForwardProfile {
 // The sequences of a step: which of them have failed, and which end a run that is to be sealed.
 class StepSequences {
  public:
-  void Begin(std::span<const SequenceStep> steps);
+  // first_layer: the number of the first layer at work in the whole model, for errors.
+  void Begin(std::span<const SequenceStep> steps, int first_layer = 0);
 
   std::span<const SequenceStep> steps() const { return steps_; }
   // Marks a sequence as failed: nothing of it is dropped, cut or sealed any more. Its first error
@@ -78,6 +79,7 @@ class StepSequences {
 
  private:
   std::span<const SequenceStep> steps_;
+  int first_layer_ = 0;
   std::vector<Status> failures_;
   std::vector<SequenceCache*> sealing_;
 };

@@ -56,7 +56,7 @@ StatusOr<ForwardState> Model::Begin(std::span<const SequenceStep> steps, QkvObse
   KVL_RETURN_IF_ERROR(PlaceTokens(steps));
   for (const SequenceStep& step : steps) n_logit_rows_ += step.n_logit_rows();
   const int64_t n_rows = has_logits_ ? n_logit_rows_ : 0;
-  sequences_.Begin(steps);
+  sequences_.Begin(steps, static_cast<int>(weights_->shard().layers.begin));
   KVL_RETURN_IF_ERROR(activations_.Reserve(widths_));
   KVL_RETURN_IF_ERROR(logits_.EnsureSize(
       activations_.memory, n_rows * n_held_words() * int64_t{sizeof(float)}, "logits"));

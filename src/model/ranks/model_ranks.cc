@@ -193,6 +193,10 @@ Status Model::HearOthers(std::span<const SequenceStep> steps) {
   KVL_ASSIGN_OR_RETURN(const std::vector<StepLeader::Failure> others,
                        weights_->links().leader->End());
   for (const auto& [step_idx, status] : others) {
+    if (step_idx < 0 || step_idx >= std::ssize(steps)) {
+      return Error(StatusCode::kDataLoss, "an answer of another rank is of sequence {} of {}",
+                   step_idx, steps.size());
+    }
     steps[step_idx].cache->SetFailed();
     failures_[step_idx].Update(status);
   }
