@@ -404,6 +404,9 @@ class RefusalTest(unittest.TestCase):
         command = [*mpirun(2), KVLATHE, *self.run_words("--tp", "2", "--pp", "2")]
         self.assert_refused(self.run_command(command), "--tp 2", "--pp 2", "mpirun -n 4")
 
+    def test_processes_that_share_nothing(self):
+        self.assert_refused(self.run_command([*mpirun(2), KVLATHE, *self.run_words()]), "--tp 2")
+
     def test_no_mpirun(self):
         self.assert_refused(self.run_command([KVLATHE, *self.run_words("--tp", "2")]), "mpirun -n 2")
 

@@ -86,12 +86,21 @@ int ReportError(const Status& status) {
   return ExitCodeOf(status);
 }
 
+// One process alone does not start MPI, which the starter of a cluster may not serve.
 bool RunsOnRanks(const Verbs& verbs) {
-  return verbs.ranked != nullptr && (verbs.ranked->grid.n_ranks() > 1 || IsStartedByMpi());
+  return verbs.ranked != nullptr && (verbs.ranked->grid.n_ranks() > 1 || ProcessesOfMpirun().n > 1);
 }
 
 int RunOnRanks(const Verbs& verbs, const std::string& command) {
   const RankedVerb& verb = *verbs.ranked;
+  if (verb.grid.n_ranks() == 1) {
+    const Status refused =
+        Error(StatusCode::kInvalidArgument,
+              "mpirun has started {} processes, and each would do the same alone; add --tp {} for "
+              "them to share the model",
+              ProcessesOfMpirun().n, ProcessesOfMpirun().n);
+    return ProcessesOfMpirun().idx == 0 ? ReportError(refused) : ExitCodeOf(refused);
+  }
   StatusOr<std::unique_ptr<Communicator>> all = JoinMpi();
   if (!all.ok()) return ReportError(all.status());
   const int rank = (*all)->rank();

@@ -8,7 +8,7 @@
 
 namespace kvlathe {
 
-// Whether the command is one of a group: it says so, or mpirun has started it.
+// Whether the command is one of a group: it says so, or mpirun has started several.
 bool RunsOnRanks(const Verbs& verbs);
 
 // Joins the group. Rank 0 runs the chosen verb, the others follow it. `command` is the command

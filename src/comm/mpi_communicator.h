@@ -25,6 +25,13 @@ StatusOr<std::unique_ptr<Communicator>> JoinMpi();
 // Whether this process was started as one of a group (by mpirun or another starter that speaks PMIx
 // or PMI).
 bool IsStartedByMpi();
+// How many processes OpenMPI's mpirun has started, and which of them this is, without starting MPI;
+// of a process that it has not started one, the first.
+struct StartedProcesses {
+  int n = 1;
+  int idx = 0;
+};
+StartedProcesses ProcessesOfMpirun();
 
 // Ends this process with exit_code, and with it all ranks of its group, also those that are stopped
 // or hang: for programs, after an error that a communicator returned. Without a group it ends this

@@ -12,4 +12,11 @@ bool IsStartedByMpi() {
   return false;
 }
 
+StartedProcesses ProcessesOfMpirun() {
+  const char* const n = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const char* const idx = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (n == nullptr || idx == nullptr) return {};
+  return {std::atoi(n), std::atoi(idx)};
+}
+
 }  // namespace kvlathe

@@ -88,7 +88,7 @@ TEST(LockStep, AsksAllAndNamesWhoDoesNotAnswer) {
   answers.join();
   EXPECT_EQ(asked.code(), StatusCode::kUnavailable);
   EXPECT_THAT(MessageOf(asked),
-              ::testing::HasSubstr("rank 2 on node-c did not answer within 0.5 s"));
+              ::testing::HasSubstr("rank 2 on node-c did not answer within 0.35 s"));
   leader.Dismiss();
 }
 
