@@ -182,6 +182,18 @@ std::vector<SequenceCase> RecordedCases() {
   return cases;
 }
 
+std::vector<SequenceCase> SharingCases() {
+  std::vector<SequenceCase> sharing;
+  for (const SequenceCase& of : SequenceCases()) {
+    const auto spec = Spec::Parse(of.spec);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    const CacheLayout layout =
+        MakeLayout(FactsOf(MergingConfig(), DType::kBf16), PartsOf(*spec), {}, spec->keys());
+    if (SharesPrefixes(layout)) sharing.push_back(of);
+  }
+  return sharing;
+}
+
 std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, ThreadPool* threads, Isa isa) {
   return MakeCaseModel(of, MakeMachine(threads, isa));
 }

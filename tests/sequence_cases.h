@@ -49,6 +49,9 @@ struct SequenceCase {
 // them.
 std::span<const SequenceCase> SequenceCases();
 
+// Those whose caches may be shared (SharesPrefixes).
+std::vector<SequenceCase> SharingCases();
+
 // Every spec that the recording names (tests/recording/specs.txt).
 std::vector<SequenceCase> RecordedCases();
 

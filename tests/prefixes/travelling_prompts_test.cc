@@ -108,7 +108,7 @@ class TravellingPrompts : public ::testing::TestWithParam<SequenceCase> {
   void SetUp() override {
     model_ = MakeCaseModel(GetParam(), &threads_, SelectIsa().value());
     model_->set_deterministic(true);
-    if (!SharesPrefixes(model_->layout())) GTEST_SKIP() << WhyNothingIsShared(model_->layout());
+    ASSERT_TRUE(SharesPrefixes(model_->layout())) << WhyNothingIsShared(model_->layout());
   }
   EngineOptions Options() const {
     return {.max_batch_tokens = kChunkTokens,
@@ -230,7 +230,7 @@ TEST_P(TravellingPrompts, SurviveWantOfMemory) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, TravellingPrompts, ::testing::ValuesIn(testing::SequenceCases()),
+INSTANTIATE_TEST_SUITE_P(Specs, TravellingPrompts, ::testing::ValuesIn(testing::SharingCases()),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
