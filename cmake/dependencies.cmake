@@ -23,5 +23,5 @@ if(KVLATHE_MPI)
       "Configure with -DKVLATHE_MPI=OFF to build without groups of processes.")
   endif()
 endif()
-find_package(Boost 1.81 REQUIRED)  # headers alone: Asio and Beast
+find_package(Boost 1.81 REQUIRED COMPONENTS context)  # and headers: Asio and Beast
 find_package(prometheus-cpp REQUIRED CONFIG)

@@ -21,7 +21,7 @@ packages=(
   # file asks for
   libabsl-dev libfmt-dev nlohmann-json3-dev libeigen3-dev libdnnl-dev
   ocl-icd-opencl-dev libcli11-dev libgtest-dev libgmock-dev libbenchmark-dev libpcre2-dev
-  libutf8proc-dev libsentencepiece-dev libedit-dev libboost1.81-dev prometheus-cpp-dev
+  libutf8proc-dev libsentencepiece-dev libedit-dev libboost1.81-dev libboost-context1.81-dev prometheus-cpp-dev
   libcurl4-openssl-dev openmpi-bin libopenmpi-dev
   # checks and fuzzing
   python3 clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14

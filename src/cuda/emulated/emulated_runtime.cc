@@ -1,0 +1,355 @@
+#include "cuda/emulated/emulated_runtime.h"
+
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/units.h"
+
+using kvlathe::RoundUp;
+
+namespace {
+
+constexpr size_t kArenaBytes = size_t{64} << 30;  // of addresses
+constexpr size_t kGranule = 256;                  // as cudaMalloc aligns
+constexpr int kOfNan = 0xff;
+
+using Work = std::function<void()>;
+
+}  // namespace
+
+struct KvlatheStream {
+  std::deque<Work> works;
+  std::vector<Work>* captured = nullptr;  // that a graph is being made of
+
+  void Add(Work work) {
+    if (captured != nullptr) {
+      captured->push_back(std::move(work));
+    } else {
+      works.push_back(std::move(work));
+    }
+  }
+};
+
+struct KvlatheEvent {
+  KvlatheStream* stream = nullptr;
+  std::chrono::steady_clock::time_point time;
+};
+
+struct KvlatheGraph {
+  std::vector<Work> works;
+};
+struct KvlatheGraphExec {
+  std::vector<Work> works;
+};
+
+namespace {
+
+// The device, of which there is one.
+class EmulatedDevice {
+ public:
+  static EmulatedDevice& Get() {
+    static auto* const device = new EmulatedDevice;
+    return *device;
+  }
+
+  int count = 1;
+  size_t n_bytes = size_t{1} << 30;
+
+  size_t n_free() const { return n_bytes - used_; }
+
+  void* Allocate(size_t size) {
+    const std::lock_guard lock(mutex_);
+    size = RoundUp(size, kGranule);
+    if (size == 0 || size > n_bytes - used_) return nullptr;
+    // First fit.
+    size_t offset = 0;
+    for (const auto& [begin, taken] : taken_) {
+      if (begin - offset >= size) break;
+      offset = begin + taken;
+    }
+    if (offset + size > kArenaBytes) return nullptr;
+    taken_[offset] = size;
+    used_ += size;
+    Protect(PROT_READ | PROT_WRITE);
+    // Large memory is not filled: it would take all its pages.
+    std::memset(arena_ + offset, kOfNan, std::min(size, size_t{1} << 22));
+    Protect(n_open_ > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
+    return arena_ + offset;
+  }
+  bool Free(void* memory) {
+    const std::lock_guard lock(mutex_);
+    const auto found = taken_.find(static_cast<size_t>(static_cast<std::byte*>(memory) - arena_));
+    if (found == taken_.end()) return false;
+    madvise(memory, found->second, MADV_DONTNEED);
+    used_ -= found->second;
+    taken_.erase(found);
+    return true;
+  }
+  bool Holds(const void* address) const {
+    const auto* const byte = static_cast<const std::byte*>(address);
+    return byte >= arena_ && byte < arena_ + kArenaBytes;
+  }
+  bool HoldsAll(const void* address, size_t size) {
+    const std::lock_guard lock(mutex_);
+    const auto offset = static_cast<size_t>(static_cast<const std::byte*>(address) - arena_);
+    auto found = taken_.upper_bound(offset);
+    if (found == taken_.begin()) return false;
+    --found;
+    return offset + size <= found->first + found->second;
+  }
+
+  void Run(KvlatheStream* stream) {
+    if (stream->works.empty()) return;
+    Open();
+    while (!stream->works.empty()) {
+      const Work work = std::move(stream->works.front());
+      stream->works.pop_front();
+      work();
+    }
+    Close();
+  }
+
+ private:
+  EmulatedDevice() {
+    void* const arena =
+        mmap(nullptr, kArenaBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    KVL_CHECK(arena != MAP_FAILED);
+    arena_ = static_cast<std::byte*>(arena);
+  }
+  void Protect(int rights) {
+    if (!taken_.empty()) {
+      const auto& last = *taken_.rbegin();
+      mprotect(arena_, RoundUp(last.first + last.second, size_t{1} << 12), rights);
+    }
+  }
+  void Open() {
+    const std::lock_guard lock(mutex_);
+    if (++n_open_ == 1) Protect(PROT_READ | PROT_WRITE);
+  }
+  void Close() {
+    const std::lock_guard lock(mutex_);
+    if (--n_open_ == 0) Protect(PROT_NONE);
+  }
+
+  std::mutex mutex_;
+  std::byte* arena_ = nullptr;
+  std::map<size_t, size_t> taken_;  // bytes by offset
+  size_t used_ = 0;
+  int n_open_ = 0;  // streams at work
+};
+
+std::mutex pinned_mutex;
+std::map<const std::byte*, size_t>& Pinned() {
+  static auto* const pinned = new std::map<const std::byte*, size_t>;
+  return *pinned;
+}
+
+bool IsPinned(const void* address) {
+  const std::lock_guard lock(pinned_mutex);
+  const auto* const byte = static_cast<const std::byte*>(address);
+  auto found = Pinned().upper_bound(byte);
+  if (found == Pinned().begin()) return false;
+  --found;
+  return byte < found->first + found->second;
+}
+
+}  // namespace
+
+namespace {
+
+// The stream that null names.
+KvlatheStream* Named(cudaStream_t stream) {
+  static auto* const of_null = new KvlatheStream;
+  return stream == nullptr ? of_null : stream;
+}
+
+}  // namespace
+
+namespace kvlathe::emulated {
+
+void SetDeviceCount(int count) { EmulatedDevice::Get().count = count; }
+void SetDeviceBytes(int64_t n_bytes) {
+  EmulatedDevice::Get().n_bytes = static_cast<size_t>(n_bytes);
+}
+void AddKernel(cudaStream_t stream, std::function<void()> work) {
+  Named(stream)->Add(std::move(work));
+}
+
+}  // namespace kvlathe::emulated
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = EmulatedDevice::Get().count;
+  return *count == 0 ? cudaErrorNoDevice : cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  return device < EmulatedDevice::Get().count ? cudaSuccess : cudaErrorInvalidDevice;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device >= EmulatedDevice::Get().count) return cudaErrorInvalidDevice;
+  *properties = {};
+  std::strcpy(properties->name, "emulated device");
+  properties->totalGlobalMem = EmulatedDevice::Get().n_bytes;
+  properties->major = 9;
+  properties->multiProcessorCount = 4;
+  properties->sharedMemPerBlockOptin = 227 << 10;
+  properties->l2CacheSize = 1 << 20;
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* n_free, size_t* n_total) {
+  *n_free = EmulatedDevice::Get().n_free();
+  *n_total = EmulatedDevice::Get().n_bytes;
+  return cudaSuccess;
+}
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInsufficientDriver:
+      return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorNoDevice:
+      return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice:
+      return "invalid device ordinal";
+  }
+  return "unknown error";
+}
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 13000;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = 13000;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** memory, size_t n_bytes) {
+  *memory = EmulatedDevice::Get().Allocate(n_bytes);
+  return *memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  if (memory == nullptr) return cudaSuccess;
+  return EmulatedDevice::Get().Free(memory) ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaMallocHost(void** memory, size_t n_bytes) {
+  *memory = std::malloc(n_bytes);
+  if (*memory == nullptr) return cudaErrorMemoryAllocation;
+  const std::lock_guard lock(pinned_mutex);
+  Pinned()[static_cast<const std::byte*>(*memory)] = n_bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* memory) {
+  const std::lock_guard lock(pinned_mutex);
+  Pinned().erase(static_cast<const std::byte*>(memory));
+  std::free(memory);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
+  *stream = new KvlatheStream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  EmulatedDevice::Get().Run(stream);
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  stream = Named(stream);
+  KVL_CHECK(stream->captured == nullptr);
+  EmulatedDevice::Get().Run(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n_bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  EmulatedDevice& device = EmulatedDevice::Get();
+  stream = Named(stream);
+  const bool to_device = kind != cudaMemcpyDeviceToHost;
+  const bool from_device = kind != cudaMemcpyHostToDevice;
+  if (n_bytes == 0) return cudaSuccess;
+  if (to_device != device.Holds(to) || from_device != device.Holds(from)) {
+    return cudaErrorInvalidValue;
+  }
+  if ((to_device && !device.HoldsAll(to, n_bytes)) ||
+      (from_device && !device.HoldsAll(from, n_bytes))) {
+    return cudaErrorInvalidValue;
+  }
+  if (!from_device && !IsPinned(from)) {  // the runtime keeps what it needs of pageable memory
+    KVL_CHECK(stream->captured == nullptr);
+    const auto* const bytes = static_cast<const std::byte*>(from);
+    stream->Add([to, kept = std::vector<std::byte>(bytes, bytes + n_bytes)] {
+      std::memcpy(to, kept.data(), kept.size());
+    });
+    return cudaSuccess;
+  }
+  stream->Add([=] { std::memmove(to, from, n_bytes); });
+  // The runtime returns from copies to pageable memory when they are done.
+  if (!to_device && !IsPinned(to)) return cudaStreamSynchronize(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t n_bytes, cudaStream_t stream) {
+  if (n_bytes == 0) return cudaSuccess;
+  if (!EmulatedDevice::Get().HoldsAll(to, n_bytes)) return cudaErrorInvalidValue;
+  Named(stream)->Add([=] { std::memset(to, value, n_bytes); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+  *event = new KvlatheEvent;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  event->stream = stream;
+  stream->Add([event] { event->time = std::chrono::steady_clock::now(); });
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return event->stream == nullptr ? cudaSuccess : cudaStreamSynchronize(event->stream);
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*mode*/) {
+  stream->captured = new std::vector<Work>;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = new KvlatheGraph{std::move(*stream->captured)};
+  delete std::exchange(stream->captured, nullptr);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
+                                 unsigned long long /*flags*/) {
+  *exec = new KvlatheGraphExec{graph->works};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  for (const Work& work : exec->works) stream->Add(work);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
+  return cudaSuccess;
+}

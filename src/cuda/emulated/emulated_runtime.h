@@ -1,0 +1,25 @@
+// A CUDA device that is none, for tests: its memory is host memory, its kernels run as fibres
+// (simt/simt_host.h), and it looks for mistakes that a GPU would show seldom.
+//
+// Device memory has no access rights but while work of a stream runs, so whoever reads or writes it
+// on the host ends the program with SIGSEGV. Work runs as late as it may: where the host waits for
+// its stream. Copies from pinned memory read it then, so whoever overwrites it before shows. New
+// memory holds NaN.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+
+namespace kvlathe::emulated {
+
+// What cudaGetDeviceCount finds, 1 at first.
+void SetDeviceCount(int count);
+// What the device has, 1 GiB at first.
+void SetDeviceBytes(int64_t n_bytes);
+
+// Work that runs with access to the memory of the device, in the order of the stream.
+void AddKernel(cudaStream_t stream, std::function<void()> work);
+
+}  // namespace kvlathe::emulated

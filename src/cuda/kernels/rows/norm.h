@@ -1,0 +1,29 @@
+// Norms of rows on a GPU.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace kvlathe::cuda {
+
+// NormPlan (machine/plans.h) with addresses.
+struct NormParams {
+  const float* x = nullptr;
+  int64_t n_rows = 0;
+  int n_groups = 1;
+  int n_dims = 0;
+  int64_t stride = 0;
+  const float* weight = nullptr;
+  const float* bias = nullptr;
+  float eps = 0;
+  DType out_type = DType::kF32;
+  void* out = nullptr;
+  float* added_to = nullptr;
+};
+
+void Normalise(cudaStream_t stream, const NormParams& params);
+
+}  // namespace kvlathe::cuda

@@ -1,0 +1,85 @@
+#include "cuda/memory/cuda_stream.h"
+
+#include <cstring>
+#include <string>
+
+#include "base/units.h"
+
+namespace kvlathe {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+}  // namespace
+
+Status StatusOfCuda(cudaError_t error, std::string_view what) {
+  if (error == cudaSuccess) return OkStatus();
+  const StatusCode code = error == cudaErrorMemoryAllocation ? StatusCode::kResourceExhausted
+                                                             : StatusCode::kUnavailable;
+  return Error(code, "CUDA: {}: {}", what, cudaGetErrorString(error));
+}
+
+StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create() {
+  std::unique_ptr<CudaStream> made(new CudaStream);
+  KVL_RETURN_IF_ERROR(
+      StatusOfCuda(cudaStreamCreateWithFlags(&made->stream_, cudaStreamNonBlocking), "a stream"));
+  KVL_RETURN_IF_ERROR(
+      StatusOfCuda(cudaMallocHost(reinterpret_cast<void**>(&made->pinned_), kSentBytes),
+                   "32 MiB of pinned memory for plans"));
+  KVL_RETURN_IF_ERROR(StatusOfCuda(cudaMalloc(reinterpret_cast<void**>(&made->sent_), kSentBytes),
+                                   "32 MiB for plans"));
+  return made;
+}
+
+CudaStream::~CudaStream() {
+  if (stream_ != nullptr) {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+  for (std::byte* const memory : apart_) cudaFree(memory);
+  cudaFree(sent_);
+  if (pinned_ != nullptr) cudaFreeHost(pinned_);
+}
+
+void CudaStream::Note(cudaError_t error, std::string_view what) {
+  if (error != cudaSuccess && failure_.ok()) failure_ = StatusOfCuda(error, what);
+}
+
+const std::byte* CudaStream::SendApart(std::span<const std::byte> bytes) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, bytes.size());
+  Note(error, "memory for a plan");
+  if (error != cudaSuccess) return nullptr;
+  apart_.push_back(static_cast<std::byte*>(memory));
+  Note(cudaMemcpyAsync(memory, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream_),
+       "sending a plan");
+  return static_cast<std::byte*>(memory);
+}
+
+const std::byte* CudaStream::SendBytes(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return nullptr;
+  const auto n_bytes = static_cast<int64_t>(bytes.size());
+  if (n_bytes > kSentBytes / 2) return SendApart(bytes);
+  if (head_ + n_bytes > kSentBytes) {
+    // What was sent last time round is copied before the host writes over it.
+    Note(cudaStreamSynchronize(stream_), "waiting for plans");
+    head_ = 0;
+  }
+  std::memcpy(pinned_ + head_, bytes.data(), bytes.size());
+  std::byte* const to = sent_ + head_;
+  Note(cudaMemcpyAsync(to, pinned_ + head_, bytes.size(), cudaMemcpyHostToDevice, stream_),
+       "sending a plan");
+  head_ = RoundUp(head_ + n_bytes, kAlignment);
+  return to;
+}
+
+Status CudaStream::Finish() {
+  Note(cudaGetLastError(), "a kernel");
+  Note(cudaStreamSynchronize(stream_), "work on the GPU");
+  head_ = 0;
+  for (std::byte* const memory : apart_) cudaFree(memory);
+  apart_.clear();
+  return std::exchange(failure_, OkStatus());
+}
+
+}  // namespace kvlathe
