@@ -13,7 +13,6 @@
 #include "kv/capacity.h"
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
-#include "runtime/machines/machine_choice.h"
 #include "runtime/named_model.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 
@@ -32,6 +31,29 @@ int64_t DefaultKvBudget(int n_processes) {
     if (key == "MemAvailable:") return kib * 512 / n_processes;
   }
   return int64_t{4} << 30;
+}
+
+// Of what a GPU has left: chunks of the block pool are not always full, and steps that compute
+// logits of a whole text take more than those that generate.
+int64_t DeviceKvBudget(int64_t n_free) {
+  constexpr int64_t kSlackDivisor = 16, kSlackBytes = int64_t{4} << 20;
+  return std::max<int64_t>(1, n_free - n_free / kSlackDivisor - kSlackBytes);
+}
+
+// What cannot be had of a device, before anything is read.
+Status CheckDevice(const OpenOptions& options) {
+  KVL_RETURN_IF_ERROR(CheckHasMachines(options.device));
+  if (options.device.is_cpu()) {
+    if (options.device_bytes == 0) return OkStatus();
+    return Error(StatusCode::kInvalidArgument,
+                 "--device-memory is of a GPU; give --device cuda, or --kv-memory for caches in "
+                 "the computer's memory");
+  }
+  if (options.ranks == nullptr) return OkStatus();
+  return Error(StatusCode::kInvalidArgument,
+               "--device {}: ranks share a model on processors alone; leave --tp and --pp out, or "
+               "take --device cpu",
+               DeviceText(options.device));
 }
 
 NumberTypes NumberTypesOf(const OpenOptions& options) {
@@ -101,9 +123,72 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
                           options.n_threads, AvailableProcessors()));
   }
   if (options.pin_threads) KVL_RETURN_IF_ERROR(w->threads_->Pin());
+  KVL_RETURN_IF_ERROR(w->ChooseMachine());
   w->config_ = std::move(config);
   w->planner_.emplace(FactsOf(w->config_, w->row_type(), w->grid()), &w->statistics_);
   return w;
+}
+
+Status Workspace::ChooseMachine() {
+  if (options_.device.is_cpu()) {
+    const ExactProducts exact = {.weights = options_.exact_rows,
+                                 .attention = options_.exact_attention};
+    Communicator* const ranks = options_.ranks != nullptr ? options_.ranks->stage.get() : nullptr;
+    machine_.machine = MakeMachine(threads_.get(), isa_, exact, ranks);
+    return OkStatus();
+  }
+  const std::string device = DeviceText(options_.device);
+  MachineRequest request = {
+      .memory_bytes = options_.device_bytes, .pool = threads_.get(), .isa = isa_};
+  request.on_host_verb = [on_note = options_.on_note, device](std::string_view verb) {
+    if (!on_note) return;
+    on_note({Note::Kind::kNote,
+             fmt::format("{} runs on the processors, and its rows travel there and back: {} has no "
+                         "kernel for it",
+                         verb, device)});
+  };
+  StatusOr<MadeMachine> made = MakeDeviceMachine(options_.device, std::move(request));
+  if (!made.ok()) {
+    return Error(made.status().code(), "--device {}: {}", device, MessageOf(made.status()));
+  }
+  machine_ = *std::move(made);
+  return OkStatus();
+}
+
+Status Workspace::WithDevice(const Status& status) const {
+  if (options_.device.is_cpu() || status.code() != StatusCode::kResourceExhausted) return status;
+  return Error(status.code(), "{} (of {} of {} {} are free)", MessageOf(status),
+               FormatBytes(machine_.memory_bytes), machine_.name,
+               FormatBytes(machine_.machine->memory().n_free_bytes()));
+}
+
+int64_t Workspace::kv_budget_bytes() const {
+  if (options_.device.is_cpu() || options_.kv_budget_bytes > 0) return kv_budget_bytes_;
+  return DeviceKvBudget(machine_.machine->memory().n_free_bytes());
+}
+
+std::string Workspace::device_name() const {
+  return options_.device.is_cpu() ? ProcessorName(isa_) : machine_.name;
+}
+
+Status Workspace::KeepRoomForSteps(Model* model) const {
+  if (options_.device.is_cpu()) return OkStatus();
+  const int n_tokens = std::min(options_.step_tokens, context_tokens_);
+  KVL_RETURN_IF_ERROR(WithDevice(model->ReserveSteps(n_tokens)));
+  const int64_t n_free = machine_.machine->memory().n_free_bytes();
+  if (options_.kv_budget_bytes <= n_free) return OkStatus();
+  return Error(StatusCode::kResourceExhausted,
+               "--kv-memory {}: {} has {} left behind weights and a step of {} tokens; ask for "
+               "less, or leave --kv-memory out",
+               FormatBytes(options_.kv_budget_bytes), machine_.name, FormatBytes(n_free), n_tokens);
+}
+
+void Workspace::NoteDeviceMemory() const {
+  if (options_.device.is_cpu()) return;
+  const int64_t n_used = machine_.memory_bytes - machine_.machine->memory().n_free_bytes();
+  Notify(Note::Kind::kNote,
+         fmt::format("running on {}, {}: {}, of which {} hold weights", DeviceText(options_.device),
+                     machine_.name, FormatBytes(machine_.memory_bytes), FormatBytes(n_used)));
 }
 
 Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
@@ -113,20 +198,18 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
       options_.progress("loading " + options_.model, fraction);
     };
   }
-  KVL_ASSIGN_OR_RETURN(
-      auto weights,
-      ModelWeights::Load(
-          config_, NumberTypesOf(options_), std::move(source),
-          MakeMachine(threads_.get(), isa_,
-                      {.weights = options_.exact_rows, .attention = options_.exact_attention},
-                      options_.ranks != nullptr ? options_.ranks->stage.get() : nullptr),
-          progress, shard_.has_value() ? &*shard_ : nullptr));
-  weights_ = std::move(weights);
+  StatusOr<std::unique_ptr<ModelWeights>> weights =
+      ModelWeights::Load(config_, NumberTypesOf(options_), std::move(source), machine_.machine,
+                         progress, shard_.has_value() ? &*shard_ : nullptr);
+  KVL_RETURN_IF_ERROR(WithDevice(weights.status()));
+  weights_ = *std::move(weights);
   if (!options_.weights.has_value()) NoteRemadeWeights();
   // Weights in blocks are multiplied in integers, which every processor has.
   const bool needs_bf16 = options_.exact_rows || !HasBlocks(weights_->lm_head().type());
   std::optional<std::string> note = NoteWithoutBf16(isa_);
-  if (needs_bf16 && note.has_value()) Notify(Note::Kind::kNote, *std::move(note));
+  NoteDeviceMemory();
+  if (options_.device.is_cpu() && needs_bf16 && note.has_value())
+    Notify(Note::Kind::kNote, *std::move(note));
   return OkStatus();
 }
 
@@ -156,6 +239,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const OpenOptions& named) {
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::OpenAlone(const OpenOptions& named) {
   KVL_RETURN_IF_ERROR(CheckAlone(named.kv));
+  KVL_RETURN_IF_ERROR(CheckDevice(named));
   OpenOptions options = named;
   KVL_ASSIGN_OR_RETURN(options.model, FindModel(named.model, named.progress, named.on_note));
   if (FileExists(options.model)) return OpenGguf(options);
@@ -211,6 +295,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenShape(const std::string& con
                  "--compression looks at all heads of a model, which ranks share; leave --tp and "
                  "--pp out");
   }
+  KVL_RETURN_IF_ERROR(CheckDevice(options));
   KVL_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonFile(config_path));
   if (tokenizer != nullptr && json.is_object()) json["vocab_size"] = tokenizer->vocab_size();
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
@@ -261,7 +346,10 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   }
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(result.spec, rate));
   result.ranks = plan.allocation();
-  KVL_ASSIGN_OR_RETURN(result.model, MakeShard(result.spec, rate, plan));
+  StatusOr<std::unique_ptr<Model>> model = MakeShard(result.spec, rate, plan);
+  KVL_RETURN_IF_ERROR(WithDevice(model.status()));
+  result.model = *std::move(model);
+  KVL_RETURN_IF_ERROR(KeepRoomForSteps(result.model.get()));
   result.model->set_schedule(options_.schedule);
   result.model->set_deterministic(options_.deterministic);
   NoteWhatRatioMeans(result);
