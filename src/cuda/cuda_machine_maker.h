@@ -6,7 +6,7 @@
 
 namespace kvlathe {
 
-// A MachineMaker. "Of its memory" is what is free but for what the runtime itself will want.
+// A MachineMaker (CudaMachine::Create).
 StatusOr<MadeMachine> MakeCudaMachine(const MachineRequest& request);
 
 }  // namespace kvlathe

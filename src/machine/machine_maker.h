@@ -31,8 +31,8 @@ struct MadeMachine {
   int64_t memory_bytes = 0;  // that the machine has taken of the device
 };
 
-// kNotFound where there is no such device, kUnavailable where it cannot be used, kResourceExhausted
-// where its memory is short.
+// kInvalidArgument where there is no such device, kUnavailable where none can be used,
+// kResourceExhausted where its memory is short.
 using MachineMaker = std::function<StatusOr<MadeMachine>(const MachineRequest& request)>;
 
 }  // namespace kvlathe

@@ -115,6 +115,8 @@ class Workspace {
   StatusOr<std::unique_ptr<Model>> MakeShard(const Spec& spec, std::optional<double> rate,
                                              const CachePlan& plan);
   RankGrid grid() const;
+  // What cannot be had of a device, before anything is read.
+  static Status CheckDevice(const OpenOptions& options);
   // The machine of options_.device, and of a GPU its name.
   Status ChooseMachine();
   Status LoadWeights(std::unique_ptr<TensorSource> source);

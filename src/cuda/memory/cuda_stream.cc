@@ -45,6 +45,8 @@ void CudaStream::Note(cudaError_t error, std::string_view what) {
   if (error != cudaSuccess && failure_.ok()) failure_ = StatusOfCuda(error, what);
 }
 
+void CudaStream::Note(const Status& failure) { failure_.Update(failure); }
+
 const std::byte* CudaStream::SendApart(std::span<const std::byte> bytes) {
   void* memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, bytes.size());
