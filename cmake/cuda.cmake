@@ -2,17 +2,19 @@
 # brought from NVIDIA's packages on PyPI.
 option(KVLATHE_CUDA "Libraries, tests and a program for GPUs too, beside those for the emulated device" OFF)
 set(KVLATHE_CUDA_ARCHITECTURES 80 89 90a 100 120 CACHE STRING "GPUs that kernels are compiled for, as nvcc names them")
-find_program(KVLATHE_NVCC nvcc PATHS ${CMAKE_SOURCE_DIR}/build/cuda/bin DOC "The compiler of kernels")
+find_program(KVLATHE_NVCC nvcc PATHS ${CMAKE_SOURCE_DIR}/build/cuda_toolkit/bin DOC "The compiler of kernels")
+find_program(KVLATHE_NVDISASM nvdisasm PATHS ${CMAKE_SOURCE_DIR}/build/cuda_toolkit/bin DOC "Reads what nvcc has made")
 if(NOT KVLATHE_CUDA)
   return()
 endif()
 if(NOT KVLATHE_NVCC)
-  message(FATAL_ERROR "KVLATHE_CUDA needs nvcc, which is neither on the PATH nor in build/cuda; "
+  message(FATAL_ERROR "KVLATHE_CUDA needs nvcc, which is neither on the PATH nor in build/cuda_toolkit; "
     "run scripts/bootstrap.sh --with-cuda")
 endif()
-get_filename_component(KVLATHE_CUDA_FOLDER ${KVLATHE_NVCC} REALPATH)
-get_filename_component(KVLATHE_CUDA_FOLDER ${KVLATHE_CUDA_FOLDER} DIRECTORY)
-get_filename_component(KVLATHE_CUDA_FOLDER ${KVLATHE_CUDA_FOLDER} DIRECTORY)
+# Where it is installed says nvcc itself, whose name on the PATH may be that of a script.
+execute_process(COMMAND ${KVLATHE_NVCC} --dryrun -x cu -c /dev/null ERROR_VARIABLE KVLATHE_DRYRUN OUTPUT_QUIET)
+string(REGEX MATCH "TOP=([^\n]+)" KVLATHE_DRYRUN "${KVLATHE_DRYRUN}")
+get_filename_component(KVLATHE_CUDA_FOLDER "${CMAKE_MATCH_1}" REALPATH)
 message(STATUS "CUDA: ${KVLATHE_CUDA_FOLDER}, for ${KVLATHE_CUDA_ARCHITECTURES}")
 
 find_library(KVLATHE_CUDART cudart_static PATHS ${KVLATHE_CUDA_FOLDER} PATH_SUFFIXES lib64 lib NO_DEFAULT_PATH REQUIRED)

@@ -6,10 +6,10 @@
 #   KVLATHE_GRAMMAR=OFF scripts/bootstrap.sh
 #                                        the same without XGrammar, where no package index can be reached: the
 #                                        server then refuses response_format and strict tools
-#   scripts/bootstrap.sh --with-trainer  libtorch too, for `kvlathe retrofit` (about 700 MB on disk)
+#   scripts/bootstrap.sh --with-trainer  libtorch too, for `kvlathe retrofit` (about 850 MB on disk)
 #   scripts/bootstrap.sh --with-browser  Chromium too, for the tests of `kvlathe report` and of the server's page
 #                                        (about 400 MB); without it those parts are skipped
-#   scripts/bootstrap.sh --with-cuda     the toolkit of CUDA too, for `cmake --preset cuda` (about 700 MB on disk), where the
+#   scripts/bootstrap.sh --with-cuda     the toolkit of CUDA too, for `cmake --preset cuda` (about 850 MB on disk), where the
 #                                        system has no nvcc; no package of it is installed (scripts/fetch_cuda.sh)
 #   scripts/bootstrap.sh --with-deploy   HAProxy and the checkers of deploy/ too, one of them from PyPI;
 #                                        without them those tests are skipped

@@ -41,6 +41,10 @@ endforeach()
 # For scripts/sass_table.py; made by its name.
 add_custom_target(cuda_cubins DEPENDS ${cubins})
 
+add_test(NAME sass_gate COMMAND python3 -B ${CMAKE_SOURCE_DIR}/scripts/sass_table.py check
+  --cubins ${CMAKE_BINARY_DIR}/cubins --nvdisasm ${KVLATHE_NVDISASM})
+set_tests_properties(sass_gate PROPERTIES LABELS sass SKIP_RETURN_CODE 77 TIMEOUT 120)
+
 add_library(kvlathe_cuda_kernels_gpu STATIC ${objects})
 set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
 set_target_properties(kvlathe_cuda_kernels_gpu PROPERTIES LINKER_LANGUAGE CXX)
