@@ -48,8 +48,10 @@ set_tests_properties(sass_gate PROPERTIES LABELS sass SKIP_RETURN_CODE 77 TIMEOU
 add_library(kvlathe_cuda_kernels_gpu STATIC ${objects})
 set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
 set_target_properties(kvlathe_cuda_kernels_gpu PROPERTIES LINKER_LANGUAGE CXX)
-target_link_libraries(kvlathe_cuda_kernels_gpu PUBLIC kvlathe_flags kvlathe_format kvlathe_tensor kvlathe_base
-  cuda_toolkit)
+get_target_property(libraries kvlathe_cuda_kernels LINK_LIBRARIES)
+gpu_names(deps ${libraries})
+list(TRANSFORM deps PREPEND kvlathe_)
+target_link_libraries(kvlathe_cuda_kernels_gpu PUBLIC kvlathe_flags ${deps} cuda_toolkit)
 
 get_target_property(sources kvlathe_cuda SOURCES)
 get_target_property(libraries kvlathe_cuda LINK_LIBRARIES)
