@@ -33,7 +33,8 @@ class Cache {
     return static_cast<uint32_t>(at / kDeviceAlignment);
   }
   std::vector<std::byte> Bytes() const {
-    std::vector<std::byte> bytes(n_bytes_ + kDeviceAlignment, std::byte{0xff});
+    // With room for mistakes that read past the last one.
+    std::vector<std::byte> bytes(n_bytes_ + (1 << 16), std::byte{0xff});
     for (size_t i = 0; i < pieces_.size(); ++i) {
       std::memcpy(bytes.data() + places_[i], pieces_[i].bytes, pieces_[i].n_bytes);
     }
