@@ -1,11 +1,15 @@
 #include "cuda/cuda_backend.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace kvlathe {
 
 CudaBackend::CudaBackend(const Parts& parts)
-    : device_(parts.device), stream_(*parts.stream), mirror_(*parts.mirror) {}
+    : device_(parts.device), stream_(*parts.stream), mirror_(*parts.mirror) {
+  if (parts.uses_kernels) kernels_ = std::make_unique<Kernels>(parts);
+}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -22,10 +26,19 @@ void CudaBackend::set_measures_waiting(bool measures) { mirror_.set_measures_wai
 
 StatusOr<StepReport> CudaBackend::Finish() {
   Enter();
-  // Both forget what failed, whichever tells of it.
+  StepReport of_kernels;
+  if (kernels_ != nullptr) {
+    kernels_->appender.Report(&of_kernels);
+    kernels_->sealer.Report(&of_kernels);
+  }
+  // All forget what failed, whichever tells of it.
   const Status of_gpu = stream_.Finish();
   StatusOr<StepReport> report = mirror_.Finish();
   if (!of_gpu.ok()) return of_gpu;
+  if (!report.ok()) return report;
+  std::ranges::move(of_kernels.failures, std::back_inserter(report->failures));
+  const auto layer_of = [](const StepReport::Failure& failure) { return failure.layer_idx; };
+  std::ranges::stable_sort(report->failures, {}, layer_of);
   return report;
 }
 
@@ -42,6 +55,12 @@ void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
 std::vector<float> CudaBackend::TakeChannel(const TakeChannelPlan& plan) {
   Enter();
   return mirror_.TakeChannel(plan);
+}
+
+std::vector<LargestNumbers> CudaBackend::FindLargest(const LargestPlan& plan) {
+  if (kernels_ == nullptr) return {};
+  Enter();
+  return kernels_->finder.Find(plan);
 }
 
 void CudaBackend::Project(const ProductPlan& plan) {
@@ -76,6 +95,7 @@ void CudaBackend::SumOverRanks(const SumPlan& plan) {
 
 void CudaBackend::Append(const AppendPlan& plan) {
   Enter();
+  if (kernels_ != nullptr) return kernels_->appender.Append(plan);
   mirror_.Append(plan);
 }
 
@@ -96,6 +116,7 @@ void CudaBackend::MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) 
 
 void CudaBackend::Prune(const PrunePlan& plan) {
   Enter();
+  if (kernels_ != nullptr && CudaPruner::Takes(plan)) return kernels_->pruner.Prune(plan);
   mirror_.Prune(plan);
 }
 
@@ -106,6 +127,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
+  if (kernels_ != nullptr && CudaSealer::Takes(batch)) return kernels_->sealer.Seal(batch);
   mirror_.Seal(batch);
 }
 

@@ -2,10 +2,15 @@
 // other goes by the mirror (cuda/mirror/mirror.h), which waits.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "cuda/mirror/mirror.h"
+#include "cuda/retain/cuda_pruner.h"
+#include "cuda/rows/largest_finder.h"
+#include "cuda/seal/cuda_appender.h"
+#include "cuda/seal/cuda_sealer.h"
 #include "machine/backend.h"
 
 namespace kvlathe {
@@ -30,6 +35,7 @@ class CudaBackend : public Backend {
   void Embed(const EmbedPlan& plan) override;
   void TakeRows(const TakeRowsPlan& plan) override;
   std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
+  std::vector<LargestNumbers> FindLargest(const LargestPlan& plan) override;
   void Project(const ProductPlan& plan) override;
   void ProjectHeads(const HeadProductsPlan& plan) override;
   void Normalise(std::span<const NormPlan> plans) override;
@@ -50,12 +56,27 @@ class CudaBackend : public Backend {
   void MeasureReencodings(std::span<const ReencodedRun> runs) override;
 
  private:
+  // What launches kernels.
+  struct Kernels {
+    explicit Kernels(const Parts& parts)
+        : appender(parts.stream, parts.memory),
+          sealer(parts.stream),
+          pruner(parts.memory),
+          finder(parts.memory) {}
+
+    CudaAppender appender;
+    CudaSealer sealer;
+    CudaPruner pruner;
+    LargestFinder finder;
+  };
+
   // Kernels are launched from whichever thread calls.
   void Enter() const;
 
   int device_;
   CudaStream& stream_;
   Mirror& mirror_;
+  std::unique_ptr<Kernels> kernels_;  // null: every verb goes by the mirror
 };
 
 }  // namespace kvlathe
