@@ -5,7 +5,12 @@
 namespace kvlathe {
 
 CudaBackend::CudaBackend(const Parts& parts)
-    : device_(parts.device), stream_(*parts.stream), mirror_(*parts.mirror) {}
+    : device_(parts.device),
+      uses_kernels_(parts.uses_kernels),
+      stream_(*parts.stream),
+      mirror_(*parts.mirror),
+      largest_(parts.memory),
+      pruner_(parts.memory) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -37,6 +42,13 @@ void CudaBackend::Embed(const EmbedPlan& plan) {
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
   Enter();
   mirror_.TakeRows(plan);
+}
+
+// Without the kernel the host looks through all of them itself.
+std::vector<LargestNumbers> CudaBackend::FindLargest(const LargestPlan& plan) {
+  Enter();
+  if (!uses_kernels_) return {};
+  return largest_.Find(plan);
 }
 
 std::vector<float> CudaBackend::TakeChannel(const TakeChannelPlan& plan) {
@@ -96,6 +108,7 @@ void CudaBackend::MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) 
 
 void CudaBackend::Prune(const PrunePlan& plan) {
   Enter();
+  if (uses_kernels_ && CudaPruner::Takes(plan)) return pruner_.Prune(plan);
   mirror_.Prune(plan);
 }
 

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "cuda/mirror/mirror.h"
+#include "cuda/retain/cuda_pruner.h"
+#include "cuda/rows/largest_finder.h"
 #include "machine/backend.h"
 
 namespace kvlathe {
@@ -29,6 +31,7 @@ class CudaBackend : public Backend {
   void set_measures_waiting(bool measures) override;
   void Embed(const EmbedPlan& plan) override;
   void TakeRows(const TakeRowsPlan& plan) override;
+  std::vector<LargestNumbers> FindLargest(const LargestPlan& plan) override;
   std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
   void Project(const ProductPlan& plan) override;
   void ProjectHeads(const HeadProductsPlan& plan) override;
@@ -54,8 +57,12 @@ class CudaBackend : public Backend {
   void Enter() const;
 
   int device_;
+  bool uses_kernels_;
   CudaStream& stream_;
   Mirror& mirror_;
+  // What has kernels. Each of them says which plans it takes.
+  LargestFinder largest_;
+  CudaPruner pruner_;
 };
 
 }  // namespace kvlathe

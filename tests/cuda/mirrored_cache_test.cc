@@ -22,7 +22,7 @@ constexpr int64_t kGpuBytes = int64_t{48} << 20;
 
 std::shared_ptr<Machine> MirroredMachine(ThreadPool* threads) {
   auto machine = CudaMachine::Create(
-      {.memory_bytes = kGpuBytes, .uses_kernels = false, .fills_with_nan = true}, threads,
+      {.memory_bytes = kGpuBytes, .uses_kernels = false, .looks_for_mistakes = true}, threads,
       Isa::kScalar);
   EXPECT_TRUE(machine.ok()) << machine.status();
   return *std::move(machine);

@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kArenaBytes = size_t{64} << 30;  // of addresses
 constexpr size_t kGranule = 256;                  // as cudaMalloc aligns
 constexpr int kOfNan = 0xff;
+constexpr size_t kHugePage = size_t{2} << 20;  // whose rights are set in one step
 
 using Work = std::function<void()>;
 
@@ -119,15 +120,17 @@ class EmulatedDevice {
 
  private:
   EmulatedDevice() {
-    void* const arena =
-        mmap(nullptr, kArenaBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const arena = mmap(nullptr, kArenaBytes + kHugePage, PROT_NONE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     KVL_CHECK(arena != MAP_FAILED);
-    arena_ = static_cast<std::byte*>(arena);
+    arena_ = reinterpret_cast<std::byte*>(
+        RoundUp(static_cast<int64_t>(reinterpret_cast<uintptr_t>(arena)), int64_t{kHugePage}));
+    madvise(arena_, kArenaBytes, MADV_HUGEPAGE);
   }
   void Protect(int rights) {
     if (!taken_.empty()) {
       const auto& last = *taken_.rbegin();
-      mprotect(arena_, RoundUp(last.first + last.second, size_t{1} << 12), rights);
+      mprotect(arena_, RoundUp(last.first + last.second, kHugePage), rights);
     }
   }
   void Open() {
@@ -222,6 +225,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
+    case cudaErrorGraphExecUpdateFailure:
+      return "the graph update was not performed";
   }
   return "unknown error";
 }
@@ -339,6 +344,15 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
                                  unsigned long long /*flags*/) {
   *exec = new KvlatheGraphExec{graph->works};
+  return cudaSuccess;
+}
+// The launches of works are not compared, only how many there are.
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
+                                cudaGraphExecUpdateResultInfo* result) {
+  const bool is_same = exec->works.size() == graph->works.size();
+  result->result = is_same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateError;
+  if (!is_same) return cudaErrorGraphExecUpdateFailure;
+  exec->works = graph->works;
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
