@@ -1,5 +1,6 @@
 #include "cuda/cuda_backend.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace kvlathe {
@@ -10,7 +11,9 @@ CudaBackend::CudaBackend(const Parts& parts)
       stream_(*parts.stream),
       mirror_(*parts.mirror),
       largest_(parts.memory),
-      pruner_(parts.memory) {}
+      pruner_(parts.memory),
+      appender_(parts.stream, parts.memory),
+      sealer_(parts.stream) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -27,11 +30,21 @@ void CudaBackend::set_measures_waiting(bool measures) { mirror_.set_measures_wai
 
 StatusOr<StepReport> CudaBackend::Finish() {
   Enter();
-  // Both forget what failed, whichever tells of it.
+  ReadFlags();
+  // All of them forget what failed, whichever tells of it.
+  StepReport of_kernels = std::exchange(report_, {});
   const Status of_gpu = stream_.Finish();
   StatusOr<StepReport> report = mirror_.Finish();
   if (!of_gpu.ok()) return of_gpu;
+  KVL_RETURN_IF_ERROR(report.status());
+  report->failures.insert(report->failures.begin(), of_kernels.failures.begin(),
+                          of_kernels.failures.end());
   return report;
+}
+
+void CudaBackend::ReadFlags() {
+  appender_.Report(&report_);
+  sealer_.Report(&report_);
 }
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
@@ -88,6 +101,7 @@ void CudaBackend::SumOverRanks(const SumPlan& plan) {
 
 void CudaBackend::Append(const AppendPlan& plan) {
   Enter();
+  if (uses_kernels_) return appender_.Append(plan);
   mirror_.Append(plan);
 }
 
@@ -119,6 +133,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
+  if (uses_kernels_ && CudaSealer::Takes(batch)) return sealer_.Seal(batch);
   mirror_.Seal(batch);
 }
 
@@ -134,7 +149,14 @@ void CudaBackend::Open(std::span<const OpenedRun> runs) {
 
 void CudaBackend::MeasureReencodings(std::span<const ReencodedRun> runs) {
   Enter();
-  mirror_.MeasureReencodings(runs);
+  // What could not be sealed holds nothing that can be read.
+  ReadFlags();
+  std::vector<ReencodedRun> sound;
+  for (const ReencodedRun& run : runs) {
+    const auto has_failed = [&](const auto& f) { return f.sequence == run.sequence; };
+    if (std::ranges::none_of(report_.failures, has_failed)) sound.push_back(run);
+  }
+  mirror_.MeasureReencodings(sound);
 }
 
 }  // namespace kvlathe

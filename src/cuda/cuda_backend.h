@@ -8,6 +8,8 @@
 #include "cuda/mirror/mirror.h"
 #include "cuda/retain/cuda_pruner.h"
 #include "cuda/rows/largest_finder.h"
+#include "cuda/seal/cuda_appender.h"
+#include "cuda/seal/cuda_sealer.h"
 #include "machine/backend.h"
 
 namespace kvlathe {
@@ -55,6 +57,8 @@ class CudaBackend : public Backend {
  private:
   // Kernels are launched from whichever thread calls.
   void Enter() const;
+  // Waits for the GPU and adds what kernels have found of rows to report_.
+  void ReadFlags();
 
   int device_;
   bool uses_kernels_;
@@ -63,6 +67,9 @@ class CudaBackend : public Backend {
   // What has kernels. Each of them says which plans it takes.
   LargestFinder largest_;
   CudaPruner pruner_;
+  CudaAppender appender_;
+  CudaSealer sealer_;
+  StepReport report_;  // of kernels, since the last Finish
 };
 
 }  // namespace kvlathe

@@ -31,7 +31,7 @@ std::shared_ptr<Machine> MirroredMachine(ThreadPool* threads) {
 class MirroredCache : public ::testing::TestWithParam<SequenceCase> {};
 
 TEST_P(MirroredCache, HasTheBitsOfTheCpu) {
-  ThreadPool threads(2);
+  ThreadPool threads(1);
   const std::vector<std::string> logits = LiveThrough(GetParam(), MirroredMachine(&threads), 210);
   ASSERT_EQ(logits.size(), 5u);
   EXPECT_TRUE(logits == LiveThrough(GetParam(), MakeMachine(&threads, Isa::kScalar), 210));

@@ -2,7 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -126,6 +128,10 @@ class EmulatedDevice {
     arena_ = reinterpret_cast<std::byte*>(
         RoundUp(static_cast<int64_t>(reinterpret_cast<uintptr_t>(arena)), int64_t{kHugePage}));
     madvise(arena_, kArenaBytes, MADV_HUGEPAGE);
+    if (const char* text = std::getenv("KVLATHE_EMULATED_DEVICES")) count = std::atoi(text);
+    if (const char* text = std::getenv("KVLATHE_EMULATED_BYTES")) {
+      n_bytes = std::strtoull(text, nullptr, 10);
+    }
   }
   void Protect(int rights) {
     if (!taken_.empty()) {
