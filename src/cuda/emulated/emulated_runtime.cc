@@ -91,7 +91,10 @@ class EmulatedDevice {
     const std::lock_guard lock(mutex_);
     const auto found = taken_.find(static_cast<size_t>(static_cast<std::byte*>(memory) - arena_));
     if (found == taken_.end()) return false;
-    madvise(memory, found->second, MADV_DONTNEED);
+    // Whole huge pages: what is left of one that is broken up would be many small ones.
+    const size_t begin = RoundUp(found->first, kHugePage);
+    const size_t end = (found->first + found->second) / kHugePage * kHugePage;
+    if (begin < end) madvise(arena_ + begin, end - begin, MADV_DONTNEED);
     used_ -= found->second;
     taken_.erase(found);
     return true;
