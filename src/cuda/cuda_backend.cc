@@ -1,15 +1,19 @@
 #include "cuda/cuda_backend.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace kvlathe {
 
 CudaBackend::CudaBackend(const Parts& parts)
-    : device_(parts.device), stream_(*parts.stream), mirror_(*parts.mirror) {
-  if (parts.uses_kernels) kernels_ = std::make_unique<Kernels>(parts);
-}
+    : device_(parts.device),
+      uses_kernels_(parts.uses_kernels),
+      stream_(*parts.stream),
+      mirror_(*parts.mirror),
+      largest_(parts.memory),
+      pruner_(parts.memory),
+      appender_(parts.stream, parts.memory),
+      sealer_(parts.stream) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -26,20 +30,21 @@ void CudaBackend::set_measures_waiting(bool measures) { mirror_.set_measures_wai
 
 StatusOr<StepReport> CudaBackend::Finish() {
   Enter();
-  StepReport of_kernels;
-  if (kernels_ != nullptr) {
-    kernels_->appender.Report(&of_kernels);
-    kernels_->sealer.Report(&of_kernels);
-  }
-  // All forget what failed, whichever tells of it.
+  ReadFlags();
+  // All of them forget what failed, whichever tells of it.
+  StepReport of_kernels = std::exchange(report_, {});
   const Status of_gpu = stream_.Finish();
   StatusOr<StepReport> report = mirror_.Finish();
   if (!of_gpu.ok()) return of_gpu;
-  if (!report.ok()) return report;
-  std::ranges::move(of_kernels.failures, std::back_inserter(report->failures));
-  const auto layer_of = [](const StepReport::Failure& failure) { return failure.layer_idx; };
-  std::ranges::stable_sort(report->failures, {}, layer_of);
+  KVL_RETURN_IF_ERROR(report.status());
+  report->failures.insert(report->failures.begin(), of_kernels.failures.begin(),
+                          of_kernels.failures.end());
   return report;
+}
+
+void CudaBackend::ReadFlags() {
+  appender_.Report(&report_);
+  sealer_.Report(&report_);
 }
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
@@ -52,15 +57,16 @@ void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
   mirror_.TakeRows(plan);
 }
 
+// Without the kernel the host looks through all of them itself.
+std::vector<LargestNumbers> CudaBackend::FindLargest(const LargestPlan& plan) {
+  Enter();
+  if (!uses_kernels_) return {};
+  return largest_.Find(plan);
+}
+
 std::vector<float> CudaBackend::TakeChannel(const TakeChannelPlan& plan) {
   Enter();
   return mirror_.TakeChannel(plan);
-}
-
-std::vector<LargestNumbers> CudaBackend::FindLargest(const LargestPlan& plan) {
-  if (kernels_ == nullptr) return {};
-  Enter();
-  return kernels_->finder.Find(plan);
 }
 
 void CudaBackend::Project(const ProductPlan& plan) {
@@ -95,7 +101,7 @@ void CudaBackend::SumOverRanks(const SumPlan& plan) {
 
 void CudaBackend::Append(const AppendPlan& plan) {
   Enter();
-  if (kernels_ != nullptr) return kernels_->appender.Append(plan);
+  if (uses_kernels_) return appender_.Append(plan);
   mirror_.Append(plan);
 }
 
@@ -116,7 +122,7 @@ void CudaBackend::MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) 
 
 void CudaBackend::Prune(const PrunePlan& plan) {
   Enter();
-  if (kernels_ != nullptr && CudaPruner::Takes(plan)) return kernels_->pruner.Prune(plan);
+  if (uses_kernels_ && CudaPruner::Takes(plan)) return pruner_.Prune(plan);
   mirror_.Prune(plan);
 }
 
@@ -127,7 +133,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
-  if (kernels_ != nullptr && CudaSealer::Takes(batch)) return kernels_->sealer.Seal(batch);
+  if (uses_kernels_ && CudaSealer::Takes(batch)) return sealer_.Seal(batch);
   mirror_.Seal(batch);
 }
 
@@ -143,7 +149,14 @@ void CudaBackend::Open(std::span<const OpenedRun> runs) {
 
 void CudaBackend::MeasureReencodings(std::span<const ReencodedRun> runs) {
   Enter();
-  mirror_.MeasureReencodings(runs);
+  // What could not be sealed holds nothing that can be read.
+  ReadFlags();
+  std::vector<ReencodedRun> sound;
+  for (const ReencodedRun& run : runs) {
+    const auto has_failed = [&](const auto& f) { return f.sequence == run.sequence; };
+    if (std::ranges::none_of(report_.failures, has_failed)) sound.push_back(run);
+  }
+  mirror_.MeasureReencodings(sound);
 }
 
 }  // namespace kvlathe
