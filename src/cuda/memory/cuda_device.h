@@ -56,6 +56,10 @@ class CudaDevice : public Device {
     return static_cast<uint32_t>(regions_[id.region] / kDeviceAlignment) + id.place;
   }
 
+  // Where a region begins, in bytes from base(), and what it holds.
+  int64_t OffsetOf(uint32_t region) const { return regions_[region]; }
+  int64_t BytesOf(uint32_t region) const { return sizes_[region]; }
+
   int64_t n_bytes() const { return n_bytes_; }
   int64_t n_free_bytes() const { return n_free_; }
 

@@ -47,6 +47,8 @@ void CudaStream::Note(cudaError_t error, std::string_view what) {
   if (error != cudaSuccess && failure_.ok()) failure_ = StatusOfCuda(error, what);
 }
 
+void CudaStream::Note(const Status& failure) { failure_.Update(failure); }
+
 void CudaStream::Collect(int64_t shape) {
   if (is_collecting_) return;
   const cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed);
