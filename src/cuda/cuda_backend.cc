@@ -5,7 +5,9 @@
 namespace kvlathe {
 
 CudaBackend::CudaBackend(const Parts& parts)
-    : device_(parts.device), stream_(*parts.stream), mirror_(*parts.mirror) {}
+    : device_(parts.device), stream_(*parts.stream), mirror_(*parts.mirror) {
+  if (parts.uses_kernels) rows_.emplace(parts.stream, parts.memory, parts.residents);
+}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -15,6 +17,7 @@ void CudaBackend::Enter() const {
 }
 
 void CudaBackend::set_deterministic(bool deterministic) {
+  if (rows_) rows_->set_deterministic(deterministic);
   mirror_.set_deterministic(deterministic);
 }
 void CudaBackend::set_exact_rows(bool exact) { mirror_.set_exact_rows(exact); }
@@ -31,42 +34,42 @@ StatusOr<StepReport> CudaBackend::Finish() {
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
   Enter();
-  mirror_.Embed(plan);
+  rows_ ? rows_->Embed(plan) : mirror_.Embed(plan);
 }
 
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
   Enter();
-  mirror_.TakeRows(plan);
+  rows_ ? rows_->TakeRows(plan) : mirror_.TakeRows(plan);
 }
 
 std::vector<float> CudaBackend::TakeChannel(const TakeChannelPlan& plan) {
   Enter();
-  return mirror_.TakeChannel(plan);
+  return rows_ ? rows_->TakeChannel(plan) : mirror_.TakeChannel(plan);
 }
 
 void CudaBackend::Project(const ProductPlan& plan) {
   Enter();
-  mirror_.Project(plan);
+  rows_ ? rows_->Project(plan) : mirror_.Project(plan);
 }
 
 void CudaBackend::ProjectHeads(const HeadProductsPlan& plan) {
   Enter();
-  mirror_.ProjectHeads(plan);
+  rows_ ? rows_->ProjectHeads(plan) : mirror_.ProjectHeads(plan);
 }
 
 void CudaBackend::Normalise(std::span<const NormPlan> plans) {
   Enter();
-  mirror_.Normalise(plans);
+  rows_ ? rows_->Normalise(plans) : mirror_.Normalise(plans);
 }
 
 void CudaBackend::Gate(const GatePlan& plan) {
   Enter();
-  mirror_.Gate(plan);
+  rows_ ? rows_->Gate(plan) : mirror_.Gate(plan);
 }
 
 void CudaBackend::RotateAndMap(const RotatePlan& plan) {
   Enter();
-  mirror_.RotateAndMap(plan);
+  rows_ ? rows_->RotateAndMap(plan) : mirror_.RotateAndMap(plan);
 }
 
 void CudaBackend::SumOverRanks(const SumPlan& plan) {

@@ -2,10 +2,12 @@
 // other goes by the mirror (cuda/mirror/mirror.h), which waits.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "cuda/mirror/mirror.h"
+#include "cuda/rows/row_verbs.h"
 #include "machine/backend.h"
 
 namespace kvlathe {
@@ -56,6 +58,7 @@ class CudaBackend : public Backend {
   int device_;
   CudaStream& stream_;
   Mirror& mirror_;
+  std::optional<RowVerbs> rows_;  // none: the mirror computes
 };
 
 }  // namespace kvlathe

@@ -26,6 +26,7 @@ class CudaDevice : public Device {
 
   uint32_t Allocate(int64_t n_bytes) override;
   void Free(uint32_t region) override;
+  int64_t n_free_bytes() const override { return n_free_; }
   // Memory is never given back, so there is one granule.
   int64_t page_bytes() const override { return int64_t{1} << 40; }
   void Discard(uint32_t region, int64_t offset, int64_t n_bytes) override;
@@ -61,7 +62,6 @@ class CudaDevice : public Device {
   int64_t BytesOf(uint32_t region) const { return sizes_[region]; }
 
   int64_t n_bytes() const { return n_bytes_; }
-  int64_t n_free_bytes() const { return n_free_; }
 
  private:
   CudaDevice(CudaStream* stream, std::byte* base, int64_t n_bytes)

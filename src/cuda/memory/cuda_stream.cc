@@ -47,8 +47,6 @@ void CudaStream::Note(cudaError_t error, std::string_view what) {
   if (error != cudaSuccess && failure_.ok()) failure_ = StatusOfCuda(error, what);
 }
 
-void CudaStream::Note(const Status& failure) { failure_.Update(failure); }
-
 void CudaStream::Collect(int64_t shape) {
   if (is_collecting_) return;
   const cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed);
@@ -91,6 +89,8 @@ void CudaStream::Wait(std::string_view what) {
   HandOver();
   Note(cudaStreamSynchronize(stream_), what);
 }
+
+void CudaStream::Note(const Status& failure) { failure_.Update(failure); }
 
 const std::byte* CudaStream::SendApart(std::span<const std::byte> bytes) {
   HandOver();
