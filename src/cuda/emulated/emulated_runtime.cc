@@ -22,6 +22,7 @@ namespace {
 constexpr size_t kArenaBytes = size_t{64} << 30;  // of addresses
 constexpr size_t kGranule = 256;                  // as cudaMalloc aligns
 constexpr int kOfNan = 0xff;
+constexpr size_t kHugePage = size_t{2} << 20;  // whose rights are set in one step
 
 using Work = std::function<void()>;
 
@@ -121,10 +122,12 @@ class EmulatedDevice {
 
  private:
   EmulatedDevice() {
-    void* const arena =
-        mmap(nullptr, kArenaBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const arena = mmap(nullptr, kArenaBytes + kHugePage, PROT_NONE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     KVL_CHECK(arena != MAP_FAILED);
-    arena_ = static_cast<std::byte*>(arena);
+    arena_ = reinterpret_cast<std::byte*>(
+        RoundUp(static_cast<int64_t>(reinterpret_cast<uintptr_t>(arena)), int64_t{kHugePage}));
+    madvise(arena_, kArenaBytes, MADV_HUGEPAGE);
     if (const char* text = std::getenv("KVLATHE_EMULATED_DEVICES")) count = std::atoi(text);
     if (const char* text = std::getenv("KVLATHE_EMULATED_BYTES")) {
       n_bytes = std::strtoull(text, nullptr, 10);
@@ -133,7 +136,7 @@ class EmulatedDevice {
   void Protect(int rights) {
     if (!taken_.empty()) {
       const auto& last = *taken_.rbegin();
-      mprotect(arena_, RoundUp(last.first + last.second, size_t{1} << 12), rights);
+      mprotect(arena_, RoundUp(last.first + last.second, kHugePage), rights);
     }
   }
   void Open() {
