@@ -33,7 +33,7 @@ Matrix LogitsOf(const std::string& model, const NumberTypes& types, bool on_gpu)
   return EngineLogits(&loaded, ids, {20, 9, 3, 1});
 }
 
-class FamiliesOnAGpu : public testing::TestWithParam<std::string> {};
+class FamiliesOnAGpu : public ::testing::TestWithParam<std::string> {};
 
 // Sums in another order. Logits reach 8.
 TEST_P(FamiliesOnAGpu, HaveTheLogitsOfTheCpu) {
@@ -43,9 +43,9 @@ TEST_P(FamiliesOnAGpu, HaveTheLogitsOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, FamiliesOnAGpu,
-                         testing::Values("falcon_11b", "falcon_40b", "falcon_7b",
-                                         "falcon_sequential", "gemma3", "gpt2", "llama", "mistral",
-                                         "phi3", "phi3_longrope", "qwen2", "qwen3"));
+                         ::testing::Values("falcon_11b", "falcon_40b", "falcon_7b",
+                                           "falcon_sequential", "gemma3", "gpt2", "llama",
+                                           "mistral", "phi3", "phi3_longrope", "qwen2", "qwen3"));
 
 // As far from the CPU as two of its instruction sets may be from each other: rows are rounded to 8
 // bits of mantissa, and the CPU rounds those that meet blocks to integers of 8 bits.
