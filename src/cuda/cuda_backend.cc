@@ -10,6 +10,7 @@ CudaBackend::CudaBackend(const Parts& parts)
       uses_kernels_(parts.uses_kernels),
       stream_(*parts.stream),
       mirror_(*parts.mirror),
+      rows_(parts.stream, parts.memory, parts.residents),
       largest_(parts.memory),
       pruner_(parts.memory),
       appender_(parts.stream, parts.memory),
@@ -23,6 +24,7 @@ void CudaBackend::Enter() const {
 }
 
 void CudaBackend::set_deterministic(bool deterministic) {
+  rows_.set_deterministic(deterministic);
   mirror_.set_deterministic(deterministic);
 }
 void CudaBackend::set_exact_rows(bool exact) { mirror_.set_exact_rows(exact); }
@@ -49,12 +51,12 @@ void CudaBackend::ReadFlags() {
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
   Enter();
-  mirror_.Embed(plan);
+  uses_kernels_ ? rows_.Embed(plan) : mirror_.Embed(plan);
 }
 
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
   Enter();
-  mirror_.TakeRows(plan);
+  uses_kernels_ ? rows_.TakeRows(plan) : mirror_.TakeRows(plan);
 }
 
 // Without the kernel the host looks through all of them itself.
@@ -66,32 +68,32 @@ std::vector<LargestNumbers> CudaBackend::FindLargest(const LargestPlan& plan) {
 
 std::vector<float> CudaBackend::TakeChannel(const TakeChannelPlan& plan) {
   Enter();
-  return mirror_.TakeChannel(plan);
+  return uses_kernels_ ? rows_.TakeChannel(plan) : mirror_.TakeChannel(plan);
 }
 
 void CudaBackend::Project(const ProductPlan& plan) {
   Enter();
-  mirror_.Project(plan);
+  uses_kernels_ ? rows_.Project(plan) : mirror_.Project(plan);
 }
 
 void CudaBackend::ProjectHeads(const HeadProductsPlan& plan) {
   Enter();
-  mirror_.ProjectHeads(plan);
+  uses_kernels_ ? rows_.ProjectHeads(plan) : mirror_.ProjectHeads(plan);
 }
 
 void CudaBackend::Normalise(std::span<const NormPlan> plans) {
   Enter();
-  mirror_.Normalise(plans);
+  uses_kernels_ ? rows_.Normalise(plans) : mirror_.Normalise(plans);
 }
 
 void CudaBackend::Gate(const GatePlan& plan) {
   Enter();
-  mirror_.Gate(plan);
+  uses_kernels_ ? rows_.Gate(plan) : mirror_.Gate(plan);
 }
 
 void CudaBackend::RotateAndMap(const RotatePlan& plan) {
   Enter();
-  mirror_.RotateAndMap(plan);
+  uses_kernels_ ? rows_.RotateAndMap(plan) : mirror_.RotateAndMap(plan);
 }
 
 void CudaBackend::SumOverRanks(const SumPlan& plan) {

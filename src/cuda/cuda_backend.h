@@ -8,6 +8,7 @@
 #include "cuda/mirror/mirror.h"
 #include "cuda/retain/cuda_pruner.h"
 #include "cuda/rows/largest_finder.h"
+#include "cuda/rows/row_verbs.h"
 #include "cuda/seal/cuda_appender.h"
 #include "cuda/seal/cuda_sealer.h"
 #include "machine/backend.h"
@@ -65,6 +66,7 @@ class CudaBackend : public Backend {
   CudaStream& stream_;
   Mirror& mirror_;
   // What has kernels. Each of them says which plans it takes.
+  RowVerbs rows_;
   LargestFinder largest_;
   CudaPruner pruner_;
   CudaAppender appender_;
