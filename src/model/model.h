@@ -51,6 +51,10 @@ class Model {
   // the caches of all sequences in it.
   Status ForwardEach(std::span<const SequenceStep> steps, std::vector<Status>* failures);
 
+  // Makes room for the activations of steps of so many tokens, which Forward does otherwise.
+  // kResourceExhausted.
+  Status ReserveSteps(int n_tokens);
+
   // Seals the runs of every cache that must (SequenceCache::must_seal) in one layer; layers come in
   // order. Forward does it; for caches that were filled otherwise. kDataLoss when rows are not
   // finite, kResourceExhausted when the system has no memory.

@@ -90,6 +90,11 @@ Status Model::RunStep(std::span<const SequenceStep> steps, QkvObserver* observer
   return OkStatus();
 }
 
+Status Model::ReserveSteps(int n_tokens) {
+  activations_.n_tokens = n_tokens;
+  return activations_.Reserve(widths_);
+}
+
 Status Model::QueueStep(ForwardState* state) {
   EmbedTokens();
   for (LayerProgram& program : programs_) {

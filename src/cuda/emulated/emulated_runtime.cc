@@ -2,7 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -123,6 +125,10 @@ class EmulatedDevice {
         mmap(nullptr, kArenaBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     KVL_CHECK(arena != MAP_FAILED);
     arena_ = static_cast<std::byte*>(arena);
+    if (const char* text = std::getenv("KVLATHE_EMULATED_DEVICES")) count = std::atoi(text);
+    if (const char* text = std::getenv("KVLATHE_EMULATED_BYTES")) {
+      n_bytes = std::strtoull(text, nullptr, 10);
+    }
   }
   void Protect(int rights) {
     if (!taken_.empty()) {
