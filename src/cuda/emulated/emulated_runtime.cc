@@ -2,7 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -123,6 +125,10 @@ class EmulatedDevice {
         mmap(nullptr, kArenaBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     KVL_CHECK(arena != MAP_FAILED);
     arena_ = static_cast<std::byte*>(arena);
+    if (const char* text = std::getenv("KVLATHE_EMULATED_DEVICES")) count = std::atoi(text);
+    if (const char* text = std::getenv("KVLATHE_EMULATED_BYTES")) {
+      n_bytes = std::strtoull(text, nullptr, 10);
+    }
   }
   void Protect(int rights) {
     if (!taken_.empty()) {
@@ -222,6 +228,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
+    case cudaErrorGraphExecUpdateFailure:
+      return "the graph update was not performed";
   }
   return "unknown error";
 }
@@ -339,6 +347,15 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
                                  unsigned long long /*flags*/) {
   *exec = new KvlatheGraphExec{graph->works};
+  return cudaSuccess;
+}
+// The launches of works are not compared, only how many there are.
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
+                                cudaGraphExecUpdateResultInfo* result) {
+  const bool is_same = exec->works.size() == graph->works.size();
+  result->result = is_same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateError;
+  if (!is_same) return cudaErrorGraphExecUpdateFailure;
+  exec->works = graph->works;
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {

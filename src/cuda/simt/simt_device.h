@@ -44,6 +44,9 @@ template <typename T>
 KVL_DEVICE T AtomicAdd(T* to, T x) {
   return atomicAdd(to, x);
 }
+KVL_DEVICE void AtomicAdd64(int64_t* to, int64_t x) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(x));
+}
 KVL_DEVICE int32_t AtomicMax(int32_t* to, int32_t x) { return atomicMax(to, x); }
 KVL_DEVICE int32_t AtomicMin(int32_t* to, int32_t x) { return atomicMin(to, x); }
 
