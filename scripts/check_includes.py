@@ -67,7 +67,7 @@ CPU_FILES = {
 # verbs without kernels run with.
 CUDA = "src/cuda/"
 KERNELS = ("src/cuda/kernels/", "src/cuda/simt/")
-OF_KERNELS = KERNELS + ("src/cuda/emulated/", "src/format/", "src/tensor/", "src/base/")
+OF_KERNELS = KERNELS + ("src/cuda/emulated/", "src/format/", "src/tensor/", "src/base/", "src/machine/object_id.h")
 COMMENT = re.compile(r"//[^\n]*")
 CALL = re.compile(r"(\w+)\s*\(([^()]*)\)")
 
