@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "cuda/simt/simt.h"
