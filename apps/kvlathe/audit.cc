@@ -66,9 +66,7 @@ StatusOr<LogContents> CheckLog(const std::string& path, const Workspace& workspa
 class LogAudit {
  public:
   LogAudit(Workspace* workspace, bool prints_json)
-      : workspace_(workspace),
-        prints_json_(prints_json),
-        pool_(workspace->kv_budget_bytes(), &workspace->weights().machine().memory()) {}
+      : workspace_(workspace), prints_json_(prints_json) {}
 
   Status MakeModels(const std::vector<std::string>& specs) {
     for (const std::string& kv : specs) {
@@ -79,6 +77,8 @@ class LogAudit {
     for (const std::string& kv : specs) {
       KVL_ASSIGN_OR_RETURN(models_[kv], workspace_->MakeModel(kv));
     }
+    budget_bytes_ = workspace_->kv_budget_bytes();
+    pool_.emplace(budget_bytes_, &workspace_->weights().machine().memory());
     return OkStatus();
   }
 
@@ -95,12 +95,12 @@ class LogAudit {
       return Skip(logged, label, "it is longer than the context");
     }
     const int64_t needed = AnswerReplay::PeakBytes(logged.answer, *none_.model, *layout);
-    if (needed > workspace_->kv_budget_bytes()) {
+    if (needed > budget_bytes_) {
       return Skip(logged, label,
                   fmt::format("it needs {} of KV memory and the budget is {}", FormatBytes(needed),
-                              FormatBytes(workspace_->kv_budget_bytes())));
+                              FormatBytes(budget_bytes_)));
     }
-    AnswerReplay replay(logged.answer, none_.model.get(), model, layout, &pool_);
+    AnswerReplay replay(logged.answer, none_.model.get(), model, layout, &*pool_);
     while (!replay.is_done()) KVL_RETURN_IF_ERROR(replay.Step(workspace_->threads()));
     AuditFigures figures;
     figures.Add(replay.score());
@@ -170,7 +170,8 @@ class LogAudit {
 
   Workspace* workspace_;
   bool prints_json_;
-  BlockPool pool_;
+  int64_t budget_bytes_ = 0;
+  std::optional<BlockPool> pool_;  // once the models are made
   SpecModel none_;
   std::map<std::string, SpecModel> models_;
   std::map<std::string, AuditFigures> figures_;  // by label

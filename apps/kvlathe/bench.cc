@@ -58,6 +58,12 @@ std::vector<ModelBenchCase> ListTests(const BenchModelOptions& options) {
 }
 
 StatusOr<std::unique_ptr<Workspace>> OpenBenchedModel(const BenchModelOptions& options) {
+  if (options.has_limits && options.model.device_text != "cpu") {
+    return Error(StatusCode::kInvalidArgument,
+                 "--limits measures products of processors; without it the bandwidth of copies on "
+                 "{} is measured",
+                 options.model.device_text);
+  }
   const bool random = !options.random_model.empty();
   if (random != options.model.model.empty()) {
     return Error(StatusCode::kInvalidArgument, "give one of -m DIR and --random-model CONFIG.json");
@@ -70,6 +76,13 @@ StatusOr<std::unique_ptr<Workspace>> OpenBenchedModel(const BenchModelOptions& o
   return workspace;
 }
 
+StatusOr<StepLimits> MeasureBandwidth(Workspace* workspace) {
+  if (workspace->options().device.is_cpu()) {
+    return MeasureStepLimits(workspace->threads(), workspace->isa(), /*with_products=*/false);
+  }
+  return MeasureDeviceLimits(&workspace->weights().machine());
+}
+
 Status RunModelBench(const BenchModelOptions& options) {
   KVL_ASSIGN_OR_RETURN(auto workspace, OpenBenchedModel(options));
   std::vector<std::string> specs = options.model.kv;
@@ -78,8 +91,7 @@ Status RunModelBench(const BenchModelOptions& options) {
   const std::vector<ModelBenchCase> tests = ListTests(options);
   std::optional<StepLimits> limits;
   if (!options.has_limits && !options.leaves_bandwidth && std::ranges::any_of(tests, Generates)) {
-    KVL_ASSIGN_OR_RETURN(limits, MeasureStepLimits(workspace->threads(), workspace->isa(),
-                                                   /*with_products=*/false));
+    KVL_ASSIGN_OR_RETURN(limits, MeasureBandwidth(workspace.get()));
   }
   for (const std::string& kv : specs) {
     KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
@@ -100,7 +112,7 @@ Status RunModelBench(const BenchModelOptions& options) {
     }
   }
   if (options.model.json) {
-    fmt::print("{}\n", ToJson(rows).dump());
+    fmt::print("{}\n", ToJson(rows, workspace->device_name()).dump());
   } else {
     const std::string name =
         std::filesystem::path(options.random_model.empty() ? options.model.model
@@ -210,6 +222,7 @@ struct BenchAttentionOptions {
   AttentionBenchOptions bench;
   ModelOptions model;  // its heads and what is calibrated of it, where it is given
   std::vector<std::string> kv;
+  std::string device = "cpu";
   std::vector<std::string> phases = {"decode", "prefill"};
   int n_threads = 0;
   bool json = false;
@@ -270,6 +283,13 @@ StatusOr<BenchCache> BenchCacheOf(const std::string& kv, const AttentionBenchOpt
 }
 
 Status RunAttention(BenchAttentionOptions options) {
+  if (options.device != "cpu") {
+    return Error(StatusCode::kInvalidArgument,
+                 "--device {}: bench attention calls the kernels of processors; bench model has "
+                 "the share of attention in steps on a GPU, and scripts/first_contact.sh a table "
+                 "of attention alone",
+                 options.device);
+  }
   AttentionBenchOptions& bench = options.bench;
   KVL_ASSIGN_OR_RETURN(bench.isa, SelectIsa());
   bench.n_threads = options.n_threads > 0 ? options.n_threads : AvailableProcessors();
@@ -343,6 +363,7 @@ void AddAttentionBench(CLI::App* bench, Verbs* verbs) {
   verb->add_option("-r,--repetitions", o.n_repetitions, "runs, the best counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  AddDeviceOption(verb, &options->device);
   verb->add_option("-t,--threads", options->n_threads, "worker threads")
       ->check(CLI::Range(1, 1024));
   verb->add_option("-s,--seed", o.seed, "seed of ranks and rows")->capture_default_str();

@@ -16,6 +16,7 @@
 #include "io/files.h"
 #include "io/model_place.h"
 #include "kv/byte_kinds.h"
+#include "kv/capacity.h"
 #include "kv/seal/seal_schedule.h"
 #include "kvlathe/heat_map.h"
 #include "kvlathe/inspect_errors.h"
@@ -79,6 +80,21 @@ nlohmann::ordered_json BytesJson(const Workspace& workspace, const Model& model,
 std::vector<ByteKinds> KindsAtFullContext(const Workspace& workspace, const Model& model) {
   const int64_t n = workspace.context_tokens();
   return ByteKindsByLayer(model.layout(), {.n_tokens = n, .n_prompt = n});
+}
+
+// What a GPU has left for caches behind weights and a step, and how many prompts of the full
+// context fit there.
+struct DeviceRoom {
+  int64_t kv_budget_bytes = 0;
+  int64_t n_sequences = 0;
+};
+
+std::optional<DeviceRoom> RoomOnDevice(const Workspace& workspace, const Model& model) {
+  if (workspace.options().device.is_cpu()) return std::nullopt;
+  const int64_t n = workspace.context_tokens();
+  const int64_t budget = workspace.kv_budget_bytes();
+  return DeviceRoom{budget, SequencesThatFit(model.layout(), {.n_tokens = n, .n_prompt = n}, budget,
+                                             /*entry_shares=*/{})};
 }
 
 nlohmann::ordered_json KindsJson(const std::vector<ByteKinds>& layers) {
@@ -307,7 +323,12 @@ nlohmann::ordered_json InspectionJson(const Workspace& workspace, const std::str
       {"kv_resolved", spec_model.spec.ToString()},
       {"kv_bytes", BytesJson(workspace, *spec_model.model, bytes)},
       {"kv_bytes_by_layer", KindsJson(KindsAtFullContext(workspace, *spec_model.model))},
-      {"basis_bytes", spec_model.model->basis_bytes()}};
+      {"basis_bytes", spec_model.model->basis_bytes()},
+      {"device", workspace.device_name()}};
+  if (const auto room = RoomOnDevice(workspace, *spec_model.model)) {
+    json["device_room"] = {{"kv_budget_bytes", room->kv_budget_bytes},
+                           {"sequences", room->n_sequences}};
+  }
   if (const auto pressed = BytesUnderPressure(workspace, *spec_model.model)) {
     json["kv_bytes_under_pressure"] = BytesJson(workspace, *spec_model.model, *pressed);
   }
@@ -374,6 +395,10 @@ Status Inspect(const InspectOptions& options) {
       "model {}\n",
       workspace->context_tokens(), FormatBytes(bytes.total()), percent(bytes),
       FormatBytes(spec_model.model->basis_bytes()));
+  if (const auto room = RoomOnDevice(*workspace, *spec_model.model)) {
+    fmt::print("{}: {} for caches, {} such prompts\n", workspace->device_name(),
+               FormatBytes(room->kv_budget_bytes), room->n_sequences);
+  }
   if (const auto pressed = BytesUnderPressure(*workspace, *spec_model.model)) {
     fmt::print("under pressure, once all of it was sealed again, {}, {:.2f}%\n",
                FormatBytes(pressed->total()), percent(*pressed));

@@ -63,6 +63,8 @@ StatusOr<ModelMerging> MeasureEarlier(const Workspace& workspace, const std::str
                                       const MergingOptions& options) {
   OpenOptions open_options = workspace.options();
   open_options.model = path;
+  open_options.device = {};  // a GPU has the weights and caches of the other one already
+  open_options.device_bytes = 0;
   KVL_ASSIGN_OR_RETURN(const auto earlier, Workspace::Open(open_options));
   const ModelConfig &a = earlier->config(), &b = workspace.config();
   if (a.n_layers != b.n_layers || a.n_kv_heads != b.n_kv_heads) {

@@ -34,6 +34,15 @@ void PrintNote(Note::Kind kind, const std::optional<std::string>& text) {
 
 StatusOr<OpenOptions> OpenOptionsOf(const ModelOptions& options) {
   OpenOptions open = options;
+  KVL_ASSIGN_OR_RETURN(open.device, ParseDevice(options.device_text));
+  if (!options.device_memory.empty()) {
+    const StatusOr<int64_t> n_bytes = ParseBytes(options.device_memory);
+    if (!n_bytes.ok()) {
+      return Error(StatusCode::kInvalidArgument, "--device-memory: {}",
+                   MessageOf(n_bytes.status()));
+    }
+    open.device_bytes = std::max<int64_t>(1, *n_bytes);  // 0 would mean the default
+  }
   if (!options.kv_memory.empty()) {
     KVL_ASSIGN_OR_RETURN(const int64_t n_bytes, ParseBytes(options.kv_memory));
     open.kv_budget_bytes = std::max<int64_t>(1, n_bytes);  // 0 would mean the default

@@ -21,11 +21,26 @@ std::optional<WeightType> ParseWeightType(const std::string& name) {
   return std::nullopt;
 }
 
+void AddDeviceOption(CLI::App* app, std::string* device_text) {
+  app->add_option("--device", *device_text,
+                  "where the model runs: cpu, cuda, or cuda:N of several GPUs")
+      ->check([](const std::string& text) -> std::string {
+        const StatusOr<DeviceChoice> device = ParseDevice(text);
+        return device.ok() ? std::string() : MessageOf(device.status());
+      })
+      ->type_name("DEVICE")
+      ->capture_default_str();
+}
+
 void AddWeightOptions(CLI::App* app, ModelOptions* options) {
   app->add_option("-m,--model", options->model,
                   "Hugging Face model directory, .gguf file, a name such as smollm2, or "
                   "hf:OWNER/NAME[:FILE]")
       ->required();
+  AddDeviceOption(app, &options->device_text);
+  app->add_option("--device-memory", options->device_memory,
+                  "of a GPU's memory, that weights, steps and caches may take, e.g. 20GiB "
+                  "(default: what is free)");
   app->add_option("-t,--threads", options->n_threads, "worker threads (default: all processors)")
       ->check(CLI::Range(1, 1024));
   app->add_flag("--pin", options->pin_threads, "bind each thread to a processor of its own");
@@ -60,8 +75,10 @@ void AddCacheOptions(CLI::App* app, ModelOptions* options, const std::string& de
                   "calibration file (default: the model's, or calibrate)");
   app->add_option("--profile", options->profile,
                   "what kvlathe tune wrote, for accuracy in --kv (default: the model's, or kept)");
-  app->add_option("--kv-memory", options->kv_memory,
-                  "KV cache budget, e.g. 2GiB (default: half of the free memory)");
+  app->add_option(
+      "--kv-memory", options->kv_memory,
+      "KV cache budget, e.g. 2GiB (default: half of the free memory; on a GPU what weights "
+      "and steps leave)");
   app->add_option("-c,--ctx-size", options->ctx_size, "context in tokens (default: the model's)")
       ->check(CLI::Range(1, 1 << 30));
   app->add_option("--schedule", options->schedule_name, "how attention is split over threads")

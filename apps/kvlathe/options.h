@@ -20,14 +20,18 @@ class Workspace;
 
 // What the verbs that use a model share.
 struct ModelOptions : OpenOptions {
-  std::string kv_memory;                   // --kv-memory, as it was written
+  std::string device_text = "cpu";         // --device, checked when parsed
+  std::string device_memory;               // --device-memory, as it was written
+  std::string kv_memory;                   // --kv-memory, likewise
   std::string dtype = "bf16";              // --dtype
   std::string weights_name;                // --weights; empty: those of the file
   std::string schedule_name = "balanced";  // --schedule
   bool json = false;
 };
 
-// -m, -t, --pin and what a model needs to be loaded.
+// --device, of which anything but cpu, cuda and cuda:N is refused when it is parsed.
+void AddDeviceOption(CLI::App* app, std::string* device_text);
+// -m, --device, -t, --pin and what a model needs to be loaded.
 void AddWeightOptions(CLI::App* app, ModelOptions* options);
 // These and --json.
 void AddModelOptions(CLI::App* app, ModelOptions* options);

@@ -41,7 +41,12 @@ struct ModelSettings {
   std::string statistics;  // file of a calibration; empty: the model's, the kept one, or a new one
   int context_tokens = 0;  // positions of a sequence, at most the model's; 0: the model's
   int n_threads = 0;       // workers; 0: one for each processor
-  int64_t kv_budget_bytes = 0;    // memory of the caches of a generator; 0: half of the free memory
+  // Where the model runs: "cpu", "cuda", or "cuda:1" of several GPUs, in a library that was built
+  // with CUDA.
+  std::string device = "cpu";
+  int64_t device_bytes = 0;  // of a GPU's memory, that all of it may take; 0: what is free
+  // Memory of the caches of a generator; 0: half of the free memory, or what a GPU has left.
+  int64_t kv_budget_bytes = 0;
   bool computes_in_f32 = false;   // in place of BF16: exact, slower
   bool is_deterministic = false;  // the same bits whatever runs beside a sequence; slower prompts
   std::function<void(const Message&)> on_message;  // on the thread that calls the library

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 
 namespace kvlathe {
 namespace {
@@ -72,6 +74,18 @@ std::vector<Isa> Detect() {
 }
 
 }  // namespace
+
+std::string ProcessorName(Isa isa) {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line, name = "CPU";
+  while (std::getline(file, line)) {
+    const size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) != 0 || colon == std::string::npos) continue;
+    name = line.substr(colon + 2);
+    break;
+  }
+  return fmt::format("{} ({})", name, IsaName(isa));
+}
 
 std::string_view IsaName(Isa isa) {
   switch (isa) {

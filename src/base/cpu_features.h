@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,6 +19,9 @@ enum class Isa {
 };
 
 std::string_view IsaName(Isa isa);  // "scalar", "avx2", "avx512", "amx"
+
+// The processors as the system calls them, and the instruction set: "AMD EPYC 9654 (avx512)".
+std::string ProcessorName(Isa isa);
 
 // Every instruction set this machine has, kScalar first. Asks the kernel for AMX permission once.
 const std::vector<Isa>& AvailableIsas();

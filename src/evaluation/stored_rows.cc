@@ -1,7 +1,8 @@
 #include "evaluation/stored_rows.h"
 
-#include "cpu/memory/cpu_device.h"
+#include "kv/blocks/head_table.h"
 #include "kv/quantizer/codebooks.h"
+#include "kv/seal/seal_schedule.h"
 
 namespace kvlathe {
 
@@ -21,6 +22,8 @@ void ComputedRows::Observe(const QkvView& view) {
 StoredRows::StoredRows(const Model& model, const SequenceCache& cache, int layer_idx,
                        int kv_head_idx)
     : layout_(model.layout()),
+      layer_idx_(layer_idx),
+      kv_head_idx_(kv_head_idx),
       blocks_(cache.head(layer_idx, kv_head_idx).blocks()),
       device_(&cache.device()),
       key_offset_(model.key_offset(layer_idx, kv_head_idx)) {
@@ -34,16 +37,26 @@ StoredRows::StoredRows(const Model& model, const SequenceCache& cache, int layer
   values_.resize(int64_t{2} * kBlockSize * layout_.head_dim);
 }
 
+const std::byte* StoredRows::Fetch(const ObjectId& object, int64_t n_bytes,
+                                   std::vector<std::byte>* to) {
+  if (object.is_null() || n_bytes == 0) return nullptr;
+  to->resize(static_cast<size_t>(n_bytes));
+  device_->Download({object}, *to);
+  return to->data();
+}
+
 void StoredRows::Read(const SealedRun& run, int block_idx) {
-  const CpuAccess access(*device_);
-  const PackedRun at = {.first_block = run.first_block,
-                        .n_blocks = run.n_blocks,
-                        .is_prompt = run.is_prompt,
-                        .is_repaired = run.is_repaired,
-                        .record = access.At(run.record),
-                        .layer_record = access.At(run.layer_record)};
-  ExpandPackedBlock(ViewRun(params_, at), access.At(blocks_[run.first_block + block_idx]),
-                    block_idx, values_.data());
+  const PackedShape shape = PackedShapeOf(layout_, layer_idx_, kv_head_idx_, ExtentOf(run));
+  const PackedRun at = {
+      .first_block = run.first_block,
+      .n_blocks = run.n_blocks,
+      .is_prompt = run.is_prompt,
+      .is_repaired = run.is_repaired,
+      .record = Fetch(run.record, RunRecordBytes(shape), &record_),
+      .layer_record = Fetch(run.layer_record, LayerRecordBytes(shape), &layer_record_)};
+  const std::byte* const block =
+      Fetch(blocks_[run.first_block + block_idx], PackedBlockBytes(shape), &block_);
+  ExpandPackedBlock(ViewRun(params_, at), block, block_idx, values_.data());
 }
 
 std::vector<float> StoredRows::Key(int entry) const {

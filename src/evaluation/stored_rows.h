@@ -2,6 +2,7 @@
 // that its cache holds.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -49,13 +50,18 @@ class StoredRows {
   std::vector<float> Value(int entry) const;
 
  private:
+  // A copy of the first bytes of an object; null for no object or no bytes.
+  const std::byte* Fetch(const ObjectId& object, int64_t n_bytes, std::vector<std::byte>* to);
+
   const CacheLayout& layout_;
+  int layer_idx_, kv_head_idx_;
   std::span<const ObjectId> blocks_;
   Device* device_;
   std::span<const float> key_offset_;
   PackedHead head_;
   AttendParams params_;
-  std::vector<float> values_;  // of one block
+  std::vector<std::byte> block_, record_, layer_record_;  // as the machine has them
+  std::vector<float> values_;                             // of one block
 };
 
 }  // namespace kvlathe

@@ -14,6 +14,7 @@ LatentMap::LatentMap(std::span<const float> way_back, std::span<const float> off
     : rank_(static_cast<int>(std::ssize(way_back) / head_dim)),
       head_dim_(head_dim),
       key_dim_(key_dim),
+      row_type_(row_type),
       columns_(way_back.size() * SizeOf(row_type)),
       offset_(head_dim, 0.0f) {
   KVL_CHECK_EQ(int64_t{rank_} * head_dim, std::ssize(way_back));

@@ -61,6 +61,8 @@ class LatentMap {
             .bytes = bytes_.data(),
             .n_splits = static_cast<int>(std::ssize(bytes_))};
   }
+  // Of the columns.
+  DType row_type() const { return row_type_; }
   int64_t n_bytes() const;
 
  private:
@@ -77,6 +79,7 @@ class LatentMap {
   int rank_;
   int head_dim_;
   int key_dim_;
+  DType row_type_;
   std::vector<std::byte> columns_;
   std::vector<int16_t> numbers_;
   std::vector<float> offset_, units_;

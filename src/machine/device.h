@@ -27,6 +27,10 @@ class Device {
   // kDeviceAlignment; its bytes are undefined. Returns 0 when the system has no memory for it.
   virtual uint32_t Allocate(int64_t n_bytes) = 0;
   virtual void Free(uint32_t region) = 0;
+  // What regions can still take in all, where the device has a bound of its own; kUnbounded where
+  // the system alone says when memory is short.
+  static constexpr int64_t kUnbounded = INT64_MAX;
+  virtual int64_t n_free_bytes() const { return kUnbounded; }
   // The granule in which Discard gives memory back, in bytes.
   virtual int64_t page_bytes() const = 0;
   // Says that whole pages of a region hold nothing. They take no memory until they are written

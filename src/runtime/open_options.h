@@ -10,6 +10,7 @@
 #include "evaluation/quality.h"
 #include "machine/attention/schedule.h"
 #include "machine/weight_type.h"
+#include "runtime/machines/device_choice.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -40,7 +41,13 @@ struct OpenOptions {
   std::string basis;    // a file of statistics; empty: the model's, the kept one, or a calibration
   std::string profile;  // what `kvlathe tune` wrote; empty: the model's or the kept one
   std::string pre;      // pre-tokenizer, TokenizerOptions::pre
-  int64_t kv_budget_bytes = 0;    // of all caches; 0: half of the free memory
+  DeviceChoice device;  // where the model runs, its weights and its caches are
+  int64_t device_bytes = 0;  // of a GPU's memory, that all of it may take; 0: what is free
+  // Of all caches; 0: half of the free memory, or what a GPU has left behind weights and a step.
+  int64_t kv_budget_bytes = 0;
+  // Tokens of a step for which a GPU keeps memory before caches get theirs. Larger steps take what
+  // they find.
+  int step_tokens = 512;
   DType row_type = DType::kBf16;  // of activations and cache rows: BF16, or F32 (exact, slower)
   // What weights become while they are loaded; none: blocks of a GGUF file stay as they are, all
   // else becomes row_type.

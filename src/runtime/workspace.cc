@@ -13,7 +13,6 @@
 #include "kv/capacity.h"
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
-#include "runtime/machines/machine_choice.h"
 #include "runtime/named_model.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 
@@ -101,6 +100,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
                           options.n_threads, AvailableProcessors()));
   }
   if (options.pin_threads) KVL_RETURN_IF_ERROR(w->threads_->Pin());
+  KVL_RETURN_IF_ERROR(w->ChooseMachine());
   w->config_ = std::move(config);
   w->planner_.emplace(FactsOf(w->config_, w->row_type(), w->grid()), &w->statistics_);
   return w;
@@ -113,20 +113,18 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
       options_.progress("loading " + options_.model, fraction);
     };
   }
-  KVL_ASSIGN_OR_RETURN(
-      auto weights,
-      ModelWeights::Load(
-          config_, NumberTypesOf(options_), std::move(source),
-          MakeMachine(threads_.get(), isa_,
-                      {.weights = options_.exact_rows, .attention = options_.exact_attention},
-                      options_.ranks != nullptr ? options_.ranks->stage.get() : nullptr),
-          progress, shard_.has_value() ? &*shard_ : nullptr));
-  weights_ = std::move(weights);
+  StatusOr<std::unique_ptr<ModelWeights>> weights =
+      ModelWeights::Load(config_, NumberTypesOf(options_), std::move(source), machine_.machine,
+                         progress, shard_.has_value() ? &*shard_ : nullptr);
+  KVL_RETURN_IF_ERROR(WithDevice(weights.status()));
+  weights_ = *std::move(weights);
   if (!options_.weights.has_value()) NoteRemadeWeights();
   // Weights in blocks are multiplied in integers, which every processor has.
   const bool needs_bf16 = options_.exact_rows || !HasBlocks(weights_->lm_head().type());
   std::optional<std::string> note = NoteWithoutBf16(isa_);
-  if (needs_bf16 && note.has_value()) Notify(Note::Kind::kNote, *std::move(note));
+  NoteDeviceMemory();
+  if (options_.device.is_cpu() && needs_bf16 && note.has_value())
+    Notify(Note::Kind::kNote, *std::move(note));
   return OkStatus();
 }
 
@@ -156,6 +154,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Open(const OpenOptions& named) {
 
 StatusOr<std::unique_ptr<Workspace>> Workspace::OpenAlone(const OpenOptions& named) {
   KVL_RETURN_IF_ERROR(CheckAlone(named.kv));
+  KVL_RETURN_IF_ERROR(CheckDevice(named));
   OpenOptions options = named;
   KVL_ASSIGN_OR_RETURN(options.model, FindModel(named.model, named.progress, named.on_note));
   if (FileExists(options.model)) return OpenGguf(options);
@@ -211,6 +210,7 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenShape(const std::string& con
                  "--compression looks at all heads of a model, which ranks share; leave --tp and "
                  "--pp out");
   }
+  KVL_RETURN_IF_ERROR(CheckDevice(options));
   KVL_ASSIGN_OR_RETURN(nlohmann::json json, ReadJsonFile(config_path));
   if (tokenizer != nullptr && json.is_object()) json["vocab_size"] = tokenizer->vocab_size();
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(json, config_path));
@@ -261,7 +261,10 @@ StatusOr<SpecModel> Workspace::MakeModel(const std::string& kv, std::optional<do
   }
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(result.spec, rate));
   result.ranks = plan.allocation();
-  KVL_ASSIGN_OR_RETURN(result.model, MakeShard(result.spec, rate, plan));
+  StatusOr<std::unique_ptr<Model>> model = MakeShard(result.spec, rate, plan);
+  KVL_RETURN_IF_ERROR(WithDevice(model.status()));
+  result.model = *std::move(model);
+  KVL_RETURN_IF_ERROR(KeepRoomForSteps(result.model.get()));
   result.model->set_schedule(options_.schedule);
   result.model->set_deterministic(options_.deterministic);
   NoteWhatRatioMeans(result);

@@ -15,6 +15,7 @@
 #include "lockstep/rank_group.h"
 #include "model/model.h"
 #include "plan/planner.h"
+#include "runtime/machines/machine_choice.h"
 #include "runtime/model_statistics.h"
 #include "runtime/open_options.h"
 #include "runtime/spec_answers.h"
@@ -40,7 +41,7 @@ class Workspace {
   // Loads configuration, tokenizer and weights of options.model, which may be a name; options() of
   // the result have its path (FindModel, whose errors these are too). Errors name the file or
   // option: kNotFound, kDataLoss and kUnimplemented for a model, kInvalidArgument for specs and a
-  // context beyond the model's.
+  // context beyond the model's, and those of MakeDeviceMachine.
   static StatusOr<std::unique_ptr<Workspace>> Open(const OpenOptions& named);
   // Random weights in the shape of a config.json; no tokenizer. With a compression they decide what
   // merges (DecideAtRandom), by the convention of the config or else that of the released code.
@@ -81,7 +82,12 @@ class Workspace {
   int window_tokens() const {
     return options_.ctx_size > 0 ? context_tokens_ : std::min(context_tokens_, 2048);
   }
-  int64_t kv_budget_bytes() const { return kv_budget_bytes_; }
+  // On a GPU, where nothing else was asked for, what is left for caches now: less for each model
+  // that is made.
+  int64_t kv_budget_bytes() const;
+  // What the model runs on: "NVIDIA H100 80GB HBM3", or the processors' name and the instruction
+  // set of the kernels.
+  std::string device_name() const;
   const Progress& progress() const { return options_.progress; }
   // Tells whoever opened the model.
   void Notify(Note::Kind kind, std::string text) const;
@@ -109,11 +115,21 @@ class Workspace {
   StatusOr<std::unique_ptr<Model>> MakeShard(const Spec& spec, std::optional<double> rate,
                                              const CachePlan& plan);
   RankGrid grid() const;
+  // What cannot be had of a device, before anything is read.
+  static Status CheckDevice(const OpenOptions& options);
+  // The machine of options_.device, and of a GPU its name.
+  Status ChooseMachine();
   Status LoadWeights(std::unique_ptr<TensorSource> source);
   // Of every --kv what can be known before weights are read, and before a calibration for one of
   // the others: its answer in a profile among them.
   Status CheckSpecs();
   void NoteRemadeWeights() const;
+  void NoteDeviceMemory() const;
+  // An error of memory with what there is of a GPU's.
+  Status WithDevice(const Status& status) const;
+  // Takes what a GPU's steps need before caches get the rest. kResourceExhausted, also where the
+  // caches that were asked for do not fit behind it.
+  Status KeepRoomForSteps(Model* model) const;
   void NoteWhatRatioMeans(const SpecModel& spec_model);
 
   OpenOptions options_;
@@ -125,6 +141,7 @@ class Workspace {
   std::string model_hash_;
   std::optional<ModelShard> shard_;  // where ranks share the model
   std::unique_ptr<ThreadPool> threads_;
+  MadeMachine machine_;  // without a name on processors
   std::unique_ptr<Tokenizer> tokenizer_;
   std::shared_ptr<ModelWeights> weights_;
   ModelStatistics statistics_;

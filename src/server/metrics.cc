@@ -134,8 +134,8 @@ struct ServerMetrics::Series {
   Histogram& step = AddHistogram("kvlathe_step_seconds", "Time of one step.", LatencyBuckets());
 };
 
-ServerMetrics::ServerMetrics(const std::string& model_name, int64_t kv_budget_bytes,
-                             int64_t positions_budget)
+ServerMetrics::ServerMetrics(const std::string& model_name, const std::string& device,
+                             int64_t kv_budget_bytes, int64_t positions_budget)
     : series_(std::make_unique<Series>(model_name)) {
   series_->budget_bytes.Set(static_cast<double>(kv_budget_bytes));
   prometheus::Labels config = series_->labels;
@@ -146,6 +146,14 @@ ServerMetrics::ServerMetrics(const std::string& model_name, int64_t kv_budget_by
       .Help("Positions in a block, and blocks of a sequence that the budget holds.")
       .Register(series_->registry)
       .Add(config)
+      .Set(1);
+  prometheus::Labels runs_on = series_->labels;
+  runs_on["device"] = device;
+  prometheus::BuildGauge()
+      .Name("kvlathe_device_info")
+      .Help("What the model runs on.")
+      .Register(series_->registry)
+      .Add(runs_on)
       .Set(1);
   // Series that are there from the beginning are zero, not missing, before the first request.
   for (const char* reason : {"stop", "length", "abort", "error"}) {

@@ -31,7 +31,8 @@ class ServerMetrics {
  public:
   // `model_name` is a label of every series. `positions_budget`: how many positions the budget of
   // KV memory holds at the least compressed level, which vLLM gives in blocks.
-  ServerMetrics(const std::string& model_name, int64_t kv_budget_bytes, int64_t positions_budget);
+  ServerMetrics(const std::string& model_name, const std::string& device, int64_t kv_budget_bytes,
+                int64_t positions_budget);
   ~ServerMetrics();
 
   // Of the engine, as EngineObserver has them.

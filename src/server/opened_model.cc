@@ -53,6 +53,7 @@ ServedModel OpenedModel::Describe(std::vector<std::string> names, const api::Api
   described.pool = &*model_->pool;
   described.engine = engine;
   described.model_hash = workspace.model_hash();
+  described.device = workspace.device_name();
   described.none = model_->uncompressed();
   described.threads = model_->workspace->threads();
   return described;

@@ -83,12 +83,13 @@ StatusOr<std::unique_ptr<Server>> Server::Start(ServedModel served, ServerOption
 Server::Server(ServedModel served, ServerOptions options)
     : options_(std::move(options)),
       model_name_(served.api.model_names.front()),
+      device_(served.device),
       model_hash_(served.model_hash),
       level_names_(NamesOf(served.api.levels)),
       log_(options_.log),
       keys_(options_.api_keys),
       origins_(options_.origins, options_.http.host, !options_.api_keys.empty()),
-      metrics_(model_name_, served.pool->usage().budget_bytes,
+      metrics_(model_name_, device_, served.pool->usage().budget_bytes,
                PositionsOf(*served.pool, *served.levels.front())),
       monitor_(&metrics_, [this](const AnsweredRequest& answered) { OnAnswered(answered); }),
       auditor_(MakeAuditor(served)),
@@ -198,6 +199,7 @@ void Server::AfterStep(const PoolUsage& usage) {
 void Server::LogListening() const {
   nlohmann::ordered_json fields = {
       {"host", options_.http.host}, {"port", port()}, {"kv", level_names_}, {"model", model_name_}};
+  fields["device"] = device_;
   if (agent_ != nullptr) fields["agent_port"] = agent_->port();
   log_.Write("listening", fields);
 }

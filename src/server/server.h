@@ -67,6 +67,7 @@ struct ServedModel {
   BlockPool* pool = nullptr;
   EngineOptions engine;
   std::string model_hash;  // of its weights and shape, for the log
+  std::string device;      // what it runs on, for the log and the metrics
   // For the audit, which needs both: an uncompressed model of the same weights, maybe one of the
   // levels, and the threads of the models.
   Model* none = nullptr;
@@ -118,6 +119,7 @@ class Server : public api::ApiObserver {
 
   ServerOptions options_;
   std::string model_name_;
+  std::string device_;
   std::string model_hash_;
   std::vector<std::string> level_names_;
   RequestLog log_;

@@ -43,6 +43,12 @@ StatusOr<Reference> OpenReference(const EvalOptions& options, Workspace* workspa
   model.kv = {"none"};
   model.basis.clear();
   model.profile.clear();
+  if (model.device_text != "cpu") {  // which has one model's weights and caches already
+    PrintNote({Note::Kind::kNote,
+               fmt::format("--reference {} runs on the processors", options.reference)});
+    model.device_text = "cpu";
+    model.device_memory.clear();
+  }
   KVL_ASSIGN_OR_RETURN(reference.workspace, OpenWorkspace(model));
   KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> same,
                        reference.workspace->TokenizeFile(options.kl_text));

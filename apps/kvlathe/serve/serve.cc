@@ -108,6 +108,7 @@ StatusOr<std::vector<std::string>> ReadKeys(const ServeOptions& options) {
 StatusOr<ServingOptions> ServingOptionsOf(const ServeOptions& options) {
   ServingOptions serving;
   KVL_ASSIGN_OR_RETURN(serving.open, OpenOptionsOf(options.model));
+  serving.open.step_tokens = static_cast<int>(options.engine.max_batch_tokens);
   serving.random_config = options.random_model;
   serving.tokenizer = options.tokenizer;
   serving.chat = options.chat;

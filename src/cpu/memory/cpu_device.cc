@@ -63,6 +63,11 @@ uint32_t CpuDevice::Adopt(std::byte* memory) {
   return Enter({memory, 0});
 }
 
+void CpuDevice::PlaceRegion(uint32_t number, std::byte* memory) {
+  if (number >= regions_.size()) regions_.resize(number + 1);
+  regions_[number] = {memory, 0};
+}
+
 void CpuDevice::Free(uint32_t region) {
   KVL_CHECK(region < regions_.size() && regions_[region].base != nullptr);
   if (regions_[region].n_bytes > 0) Unmap(regions_[region].base, regions_[region].n_bytes);

@@ -42,6 +42,9 @@ class CpuDevice : public Device {
   };
   // By number; those without a base are free, and number 0 always is.
   const std::vector<Region>& regions() const { return regions_; }
+  // Lets memory that outlives the device, or the next such call, be region `number`, for a device
+  // whose regions another numbers. Its own Allocate and Free are not called then.
+  void PlaceRegion(uint32_t number, std::byte* memory);
 
   // n_bytes in whole pages; null when the system has no room.
   virtual std::byte* Map(int64_t n_bytes);

@@ -146,6 +146,10 @@ class EmulatedDevice {
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     KVL_CHECK(arena != MAP_FAILED);
     arena_ = static_cast<std::byte*>(arena) + kPage;
+    if (const char* text = std::getenv("KVLATHE_EMULATED_DEVICES")) count = std::atoi(text);
+    if (const char* text = std::getenv("KVLATHE_EMULATED_BYTES")) {
+      n_bytes = std::strtoull(text, nullptr, 10);
+    }
   }
   static size_t WithZone(size_t size) { return RoundUp(size, kGranule) + kRedZone; }
   // To AddressSanitizer, which knows every byte.

@@ -16,9 +16,10 @@
 
 namespace kvlathe::emulated {
 
-// What cudaGetDeviceCount finds, 1 at first.
+// What cudaGetDeviceCount finds, at first what the environment variable KVLATHE_EMULATED_DEVICES
+// says, else 1. All of them are the same.
 void SetDeviceCount(int count);
-// What the device has, 1 GiB at first.
+// What the device has, at first what KVLATHE_EMULATED_BYTES says, else 1 GiB.
 void SetDeviceBytes(int64_t n_bytes);
 
 // Work that runs with access to the memory of the device, in the order of the stream.

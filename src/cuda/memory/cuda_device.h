@@ -26,6 +26,7 @@ class CudaDevice : public Device {
 
   uint32_t Allocate(int64_t n_bytes) override;
   void Free(uint32_t region) override;
+  int64_t n_free_bytes() const override { return n_free_; }
   // Memory is never given back, so there is one granule.
   int64_t page_bytes() const override { return int64_t{1} << 40; }
   void Discard(uint32_t region, int64_t offset, int64_t n_bytes) override;
@@ -56,8 +57,11 @@ class CudaDevice : public Device {
     return static_cast<uint32_t>(regions_[id.region] / kDeviceAlignment) + id.place;
   }
 
+  // Where a region begins, in bytes from base(), and what it holds.
+  int64_t OffsetOf(uint32_t region) const { return regions_[region]; }
+  int64_t BytesOf(uint32_t region) const { return sizes_[region]; }
+
   int64_t n_bytes() const { return n_bytes_; }
-  int64_t n_free_bytes() const { return n_free_; }
 
  private:
   CudaDevice(CudaStream* stream, std::byte* base, int64_t n_bytes)

@@ -90,6 +90,8 @@ void CudaStream::Wait(std::string_view what) {
   Note(cudaStreamSynchronize(stream_), what);
 }
 
+void CudaStream::Note(const Status& failure) { failure_.Update(failure); }
+
 const std::byte* CudaStream::SendApart(std::span<const std::byte> bytes) {
   HandOver();
   void* memory = nullptr;

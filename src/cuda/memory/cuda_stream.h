@@ -55,6 +55,7 @@ class CudaStream {
 
   // Notes a failure, which Finish returns; nothing for cudaSuccess.
   void Note(cudaError_t error, std::string_view what);
+  void Note(const Status& failure);
 
   static constexpr int64_t kSentBytes = int64_t{32} << 20;
   static constexpr int kMostGraphs = 64;

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define KVL_KERNEL(threads) __global__ void __launch_bounds__(threads)
+#define KVL_KERNEL(...) __global__ void __launch_bounds__(__VA_ARGS__)
 #define KVL_DEVICE __device__ __forceinline__
 #define KVL_PARAMS(type) const __grid_constant__ type
 

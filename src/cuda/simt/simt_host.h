@@ -14,7 +14,7 @@
 
 #include "cuda/simt/mma_host.h"
 
-#define KVL_KERNEL(threads) void
+#define KVL_KERNEL(...) void
 #define KVL_DEVICE inline
 #define KVL_PARAMS(type) const type
 

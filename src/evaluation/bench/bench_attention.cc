@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <functional>
 
 #include "base/clock.h"
@@ -22,18 +21,6 @@ constexpr double kMaxFraction = 1.05;
 constexpr int64_t kMaxBlockBytes = int64_t{10} << 28;
 constexpr int64_t kMinLayerBytes = int64_t{128} << 10;
 constexpr int64_t kMaxQueryBytes = int64_t{1} << 28;
-
-std::string DeviceName(Isa isa) {
-  std::ifstream file("/proc/cpuinfo");
-  std::string line, name = "CPU";
-  while (std::getline(file, line)) {
-    const size_t colon = line.find(": ");
-    if (line.rfind("model name", 0) != 0 || colon == std::string::npos) continue;
-    name = line.substr(colon + 2);
-    break;
-  }
-  return fmt::format("{} ({})", name, IsaName(isa));
-}
 
 // Nothing for one that was published.
 std::optional<Schedule> PlannedSchedule(std::string_view name) {
@@ -247,7 +234,7 @@ StatusOr<AttentionBenchReport> RunAttentionBench(const AttentionBenchOptions& op
   KVL_RETURN_IF_ERROR(CheckOptions(options));
   KVL_ASSIGN_OR_RETURN(std::vector<AttentionCase> cases, MakeCases(options));
   AttentionBenchReport report;
-  report.device = DeviceName(options.isa);
+  report.device = ProcessorName(options.isa);
   report.n_heads = options.n_heads;
   report.n_kv_heads = options.n_kv_heads;
   report.head_dim = options.head_dim;

@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "base/units.h"
 #include "cpu/kernels/limits/machine_limits.h"
-#include "cpu/memory/cpu_device.h"
 #include "engine/kv_forecast.h"
 #include "evaluation/bench/bench_attention.h"
 #include "evaluation/quality.h"
@@ -17,32 +17,50 @@
 namespace kvlathe {
 namespace {
 
-// Writes BF16 or F32 numbers of about unit size: valid rows in any layout.
-void FillRandom(DType row_type, std::byte* bytes, int64_t n_bytes, uint64_t seed) {
+// BF16 or F32 numbers of about unit size: valid rows in any layout.
+void DrawRandom(DType row_type, int64_t n_bytes, uint64_t seed, std::vector<std::byte>* bytes) {
+  bytes->assign(RoundUp(n_bytes, int64_t{sizeof(uint64_t)}), std::byte{});
   if (row_type == DType::kF32) {
-    float* values = reinterpret_cast<float*>(bytes);
+    float* values = reinterpret_cast<float*>(bytes->data());
     for (int64_t i = 0; i < n_bytes / 4; ++i) {
       values[i] = static_cast<float>(MixBits(seed + i) >> 40) * 0x1.0p-23f - 1.0f;
     }
     return;
   }
   // Exponents 2^-4 to 2^-1 and random signs and mantissas, four numbers at a time.
-  uint64_t* words = reinterpret_cast<uint64_t*>(bytes);
+  uint64_t* words = reinterpret_cast<uint64_t*>(bytes->data());
   for (int64_t i = 0; i < n_bytes / 8; ++i) {
     words[i] = (MixBits(seed + i) & 0x81ff81ff81ff81ffull) | 0x3d803d803d803d80ull;
   }
 }
 
+// Writes random rows to places of a machine.
+class RandomRows {
+ public:
+  RandomRows(DType row_type, Device* memory) : row_type_(row_type), memory_(*memory) {}
+
+  void Fill(const ObjectPlace& place, int64_t n_bytes, uint64_t seed) {
+    if (n_bytes == 0) return;
+    DrawRandom(row_type_, n_bytes, seed, &drawn_);
+    memory_.Upload(place, std::span(drawn_).first(static_cast<size_t>(n_bytes)));
+  }
+
+ private:
+  DType row_type_;
+  Device& memory_;
+  std::vector<std::byte> drawn_;
+};
+
 void FillRandomSinks(const CacheLayout& layout, SequenceCache* cache, uint64_t seed) {
+  RandomRows rows(layout.shape(0, 0).row_type, &cache->device());
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
       const BlockShape& shape = layout.shape(l, g);
       const int64_t n_sink = layout.n_sink * SizeOf(shape.row_type);
       const CacheHead head = cache->head(l, g);
       if (head.sink_k().is_null()) continue;
-      const CpuAccess access(cache->device());
-      FillRandom(shape.row_type, access.At(head.sink_k()), n_sink * layout.head_dim, seed);
-      FillRandom(shape.row_type, access.At(head.sink_v()), n_sink * shape.sink_value_width(), seed);
+      rows.Fill(head.sink_k(), n_sink * layout.head_dim, seed);
+      rows.Fill(head.sink_v(), n_sink * shape.sink_value_width(), seed);
     }
   }
 }
@@ -50,14 +68,13 @@ void FillRandomSinks(const CacheLayout& layout, SequenceCache* cache, uint64_t s
 // Fills the plain blocks from first_block on in every head.
 void FillRandomBlocks(const CacheLayout& layout, int64_t first_block, SequenceCache* cache,
                       uint64_t seed) {
+  RandomRows rows(layout.shape(0, 0).row_type, &cache->device());
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
       const BlockShape shape = cache->head(l, g).shape();
-      const CpuAccess access(cache->device());
       for (const ObjectId& block : cache->head(l, g).blocks().subspan(first_block)) {
         if (block.is_null()) continue;
-        FillRandom(shape.row_type, access.At(block), OpenBlockBytes(layout.codec(), shape),
-                   seed += 1 << 20);
+        rows.Fill({block}, OpenBlockBytes(layout.codec(), shape), seed += 1 << 20);
       }
     }
   }
@@ -231,6 +248,27 @@ StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa, bool with_prod
   return limits;
 }
 
+StatusOr<StepLimits> MeasureDeviceLimits(Machine* machine) {
+  constexpr int64_t kMaxBytes = int64_t{1} << 30;
+  constexpr int kCopies = 20;
+  Device& memory = machine->memory();
+  // Twice this, and half of what is free stays so.
+  const int64_t n_bytes = std::min(kMaxBytes, memory.n_free_bytes() / 4);
+  KVL_ASSIGN_OR_RETURN(const MachineBuffer from,
+                       MachineBuffer::Allocate(&memory, n_bytes, "measuring the bandwidth"));
+  KVL_ASSIGN_OR_RETURN(const MachineBuffer to,
+                       MachineBuffer::Allocate(&memory, n_bytes, "measuring the bandwidth"));
+  memory.Fill(from.place(), std::byte{}, n_bytes);
+  memory.Copy(to.place(), from.place(), n_bytes);
+  KVL_RETURN_IF_ERROR(machine->backend().Finish().status());
+  const Stopwatch watch;
+  for (int i = 0; i < kCopies; ++i) memory.Copy(to.place(), from.place(), n_bytes);
+  KVL_RETURN_IF_ERROR(machine->backend().Finish().status());
+  // A copy reads and writes.
+  return StepLimits{.read_bytes_per_s = 2.0 * kCopies * static_cast<double>(n_bytes) /
+                                        std::max(watch.Seconds(), 1e-9)};
+}
+
 StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const ModelBenchCase& test,
                                    int n_repetitions, int64_t kv_budget_bytes,
                                    const std::optional<StepLimits>& limits) {
@@ -322,7 +360,7 @@ bool IsOfRanks(const ModelBenchRow& row) { return row.grid.n_ranks() > 1; }
 
 }  // namespace
 
-nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
+nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows, const std::string& device) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const ModelBenchRow& r : rows) {
     const auto share = [&](double seconds) { return seconds / r.seconds; };
@@ -363,7 +401,7 @@ nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows) {
     if (r.limit_ts > 0) list.back()["limit_ts"] = r.limit_ts;
     if (r.positions_per_entry > 0) list.back()["positions_per_entry"] = r.positions_per_entry;
   }
-  return {{"rows", std::move(list)}};
+  return {{"device", device}, {"rows", std::move(list)}};
 }
 
 std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,

@@ -29,6 +29,9 @@ struct StepLimits {
 };
 // About 2 s and 1 GiB for that time; with products 2 s more.
 StatusOr<StepLimits> MeasureStepLimits(ThreadPool* pool, Isa isa, bool with_products);
+// Of a machine with memory of its own: the bytes that a large copy there reads and writes. Takes
+// half of what is free of it, at most 2 GiB, for that time. kResourceExhausted.
+StatusOr<StepLimits> MeasureDeviceLimits(Machine* machine);
 
 // A share of the time of single decode steps.
 struct StepShare {
@@ -72,7 +75,8 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
                                    int n_repetitions, int64_t kv_budget_bytes,
                                    const std::optional<StepLimits>& limits = std::nullopt);
 
-nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows);
+// device: what the rows were measured on (Workspace::device_name).
+nlohmann::ordered_json ToJson(const std::vector<ModelBenchRow>& rows, const std::string& device);
 // llama-bench's Markdown columns; the test is named pp512, tg128, pp512 @ d512, and has the
 // schedule behind it where it is not the default.
 std::string ToMarkdown(const std::vector<ModelBenchRow>& rows, const std::string& model_name,

@@ -60,7 +60,9 @@ void Generator::Parts::StartEngine(const GeneratorSettings& settings) {
   end_ids.assign(ids.begin(), ids.end());
   std::vector<Model*> levels;
   for (const auto& m : models) levels.push_back(m.get());
-  engine.emplace(std::move(levels), &pool,
+  Workspace& workspace = *model->workspace;
+  pool.emplace(workspace.kv_budget_bytes(), &workspace.weights().machine().memory());
+  engine.emplace(std::move(levels), &*pool,
                  EngineOptions{.max_batch_tokens = std::max(1, settings.max_batch_tokens),
                                .max_sequences = std::max(1, settings.max_sequences),
                                .max_waiting = std::max(0, settings.max_waiting)});

@@ -14,17 +14,14 @@
 namespace kvlathe::runtime {
 
 struct Generator::Parts {
-  explicit Parts(std::shared_ptr<TextModel::Parts> of_model)
-      : model(std::move(of_model)),
-        pool(model->workspace->kv_budget_bytes(), &model->workspace->weights().machine().memory()) {
-  }
+  explicit Parts(std::shared_ptr<TextModel::Parts> of_model) : model(std::move(of_model)) {}
 
-  // Once `models` are there.
+  // Once `models` are there: what they leave is the pool's.
   void StartEngine(const GeneratorSettings& settings);
 
   std::shared_ptr<TextModel::Parts> model;
   std::vector<std::unique_ptr<Model>> models;
-  BlockPool pool;
+  std::optional<BlockPool> pool;
   std::vector<int> end_ids;
   std::optional<Engine> engine;
 };

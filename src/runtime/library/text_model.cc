@@ -30,8 +30,10 @@ Message::Kind KindOf(Note::Kind kind) {
   return Message::Kind::kNote;
 }
 
-OpenOptions OptionsOf(const std::string& path, const ModelSettings& settings) {
+StatusOr<OpenOptions> OptionsOf(const std::string& path, const ModelSettings& settings) {
   OpenOptions options;
+  KVL_ASSIGN_OR_RETURN(options.device, ParseDevice(settings.device));
+  options.device_bytes = settings.device_bytes;
   options.model = path;
   options.kv = settings.caches;
   options.basis = settings.statistics;
@@ -56,12 +58,14 @@ TextModel::~TextModel() = default;
 
 StatusOr<std::unique_ptr<TextModel>> TextModel::Open(const std::string& path,
                                                      const ModelSettings& settings) {
-  if (settings.context_tokens < 0 || settings.n_threads < 0 || settings.kv_budget_bytes < 0) {
+  if (settings.context_tokens < 0 || settings.n_threads < 0 || settings.kv_budget_bytes < 0 ||
+      settings.device_bytes < 0) {
     return Error(StatusCode::kInvalidArgument,
-                 "context_tokens, n_threads and kv_budget_bytes are 0 or more");
+                 "context_tokens, n_threads, kv_budget_bytes and device_bytes are 0 or more");
   }
+  KVL_ASSIGN_OR_RETURN(const OpenOptions options, OptionsOf(path, settings));
   auto parts = std::make_shared<Parts>();
-  KVL_ASSIGN_OR_RETURN(parts->workspace, Workspace::Open(OptionsOf(path, settings)));
+  KVL_ASSIGN_OR_RETURN(parts->workspace, Workspace::Open(options));
   return std::unique_ptr<TextModel>(new TextModel(std::move(parts)));
 }
 

@@ -7,6 +7,8 @@
 #include "base/threads.h"
 #include "comm/communicator.h"
 #include "machine/machine.h"
+#include "machine/machine_maker.h"
+#include "runtime/machines/device_choice.h"
 
 namespace kvlathe {
 
@@ -24,5 +26,13 @@ std::shared_ptr<Machine> MakeMachine(ThreadPool* pool, Isa isa, const ExactProdu
 // With the best instruction set that this computer has, or the one that KVLATHE_ISA names.
 // kInvalidArgument where that is unknown or not there.
 StatusOr<std::shared_ptr<Machine>> MakeMachine(ThreadPool* pool);
+
+// Says how machines on GPUs are made; a build without CUDA never does. main() calls it before there
+// is a second thread.
+void SetCudaMachines(MachineMaker maker);
+// kInvalidArgument where this build has no machine for such a device.
+Status CheckHasMachines(const DeviceChoice& device);
+// A machine on a GPU; errors are those of CheckHasMachines and MachineMaker.
+StatusOr<MadeMachine> MakeDeviceMachine(const DeviceChoice& device, MachineRequest request);
 
 }  // namespace kvlathe

@@ -50,6 +50,13 @@ void CpuResidents::ReadRows(const WeightId& weight, int64_t first_out, int64_t n
 
 int64_t CpuResidents::BytesOf(const WeightId& weight) const { return At(weight)->n_bytes(); }
 
+void CpuResidents::Clear(const WeightId& weight) {
+  const auto found = weights_.find(weight.number);
+  KVL_CHECK(found != weights_.end());
+  const int64_t page = memory_->page_bytes();
+  memory_->Discard(found->second.region, 0, RoundUp(found->second.matrix.n_bytes(), page));
+}
+
 void CpuResidents::Remove(const WeightId& weight) {
   const auto found = weights_.find(weight.number);
   KVL_CHECK(found != weights_.end());

@@ -35,6 +35,9 @@ class CpuResidents : public Residents {
   CodebooksId AddCodebooks(LayerCodebooks codebooks) override;
   void Remove(const CodebooksId& codebooks) override;
 
+  // Gives the pages of a matrix back, which holds zeros again.
+  void Clear(const WeightId& weight);
+
   // Null for none. Its numbers may be read while the memory is open (CpuAccess).
   const PackedMatrix* At(const WeightId& weight) const;
   // Null for none.

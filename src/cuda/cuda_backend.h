@@ -1,0 +1,61 @@
+// The backend of a GPU. A verb whose plan its kernels take is put into the stream and returns; any
+// other goes by the mirror (cuda/mirror/mirror.h), which waits.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "cuda/mirror/mirror.h"
+#include "machine/backend.h"
+
+namespace kvlathe {
+
+class CudaBackend : public Backend {
+ public:
+  // All outlive it. `device` is the number of the GPU, which is made current on threads that call
+  // verbs.
+  struct Parts {
+    int device = 0;
+    CudaStream* stream = nullptr;
+    CudaDevice* memory = nullptr;
+    CudaResidents* residents = nullptr;
+    Mirror* mirror = nullptr;
+    bool uses_kernels = true;  // else every verb goes by the mirror
+  };
+  explicit CudaBackend(const Parts& parts);
+
+  void set_deterministic(bool deterministic) override;
+  void set_exact_rows(bool exact) override;
+  void set_measures_waiting(bool measures) override;
+  void Embed(const EmbedPlan& plan) override;
+  void TakeRows(const TakeRowsPlan& plan) override;
+  std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
+  void Project(const ProductPlan& plan) override;
+  void ProjectHeads(const HeadProductsPlan& plan) override;
+  void Normalise(std::span<const NormPlan> plans) override;
+  void Gate(const GatePlan& plan) override;
+  void RotateAndMap(const RotatePlan& plan) override;
+  void SumOverRanks(const SumPlan& plan) override;
+  // kUnavailable where the GPU fails.
+  StatusOr<StepReport> Finish() override;
+  void Append(const AppendPlan& plan) override;
+  void Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
+  void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) override;
+  void MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) override;
+  void Prune(const PrunePlan& plan) override;
+  void CutKeys(std::span<const CutItem> items) override;
+  void Seal(const SealBatch& batch) override;
+  void SealRotated(const RotatedBatch& batch) override;
+  void Open(std::span<const OpenedRun> runs) override;
+  void MeasureReencodings(std::span<const ReencodedRun> runs) override;
+
+ private:
+  // Kernels are launched from whichever thread calls.
+  void Enter() const;
+
+  int device_;
+  CudaStream& stream_;
+  Mirror& mirror_;
+};
+
+}  // namespace kvlathe
