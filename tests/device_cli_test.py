@@ -80,6 +80,8 @@ class Answers(DeviceCase):
         arguments = ("eval", "-m", MODEL, "--basis", basis, "--kv", "lathe(ratio=6)", "--kl", self.text_of(900))
         row, of_processors = self.json_of(*arguments, *CUDA), self.on_processors(*arguments)
         self.assertGreater(of_processors["kl"], 0)
+        beside = self.json_of(*arguments, "--reference", MODEL, *CUDA)  # which is on the processors
+        self.assertAlmostEqual(beside["kl"] / row["kl"], 1, delta=0.2)
         self.assertAlmostEqual(row["kl"] / of_processors["kl"], 1, delta=0.2)
 
     def test_bench_model_holds_steps_against_copies_on_the_device(self):
