@@ -6,9 +6,11 @@
 #   KVLATHE_GRAMMAR=OFF scripts/bootstrap.sh
 #                                        the same without XGrammar, where no package index can be reached: the
 #                                        server then refuses response_format and strict tools
-#   scripts/bootstrap.sh --with-trainer  libtorch too, for `kvlathe retrofit` (about 700 MB on disk)
+#   scripts/bootstrap.sh --with-trainer  libtorch too, for `kvlathe retrofit` (about 850 MB on disk)
 #   scripts/bootstrap.sh --with-browser  Chromium too, for the tests of `kvlathe report` and of the server's page
 #                                        (about 400 MB); without it those parts are skipped
+#   scripts/bootstrap.sh --with-cuda     the toolkit of CUDA too, for `cmake --preset cuda` (about 850 MB on disk), where the
+#                                        system has no nvcc; no package of it is installed (scripts/fetch_cuda.sh)
 #   scripts/bootstrap.sh --with-deploy   HAProxy and the checkers of deploy/ too, one of them from PyPI;
 #                                        without them those tests are skipped
 set -euo pipefail
@@ -28,6 +30,7 @@ packages=(
 )
 
 with_deploy=
+with_cuda=
 for argument in "$@"; do
   case "$argument" in
     # The fast BLAS is for training in F32; BF16 runs on oneDNN.
@@ -37,8 +40,10 @@ for argument in "$@"; do
       packages+=(haproxy curl systemd dpkg-dev lintian python3-pip python3-venv)
       with_deploy=1
       ;;
+    --with-cuda) with_cuda=1 ;;
     *)
-      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer, --with-browser and --with-deploy" >&2
+      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer, --with-browser, --with-cuda" \
+        "and --with-deploy" >&2
       exit 2
       ;;
   esac
@@ -67,6 +72,16 @@ fetch_what_is_missing() {
   scripts/fetch_jinja.sh || exit 1
   [ "${KVLATHE_GRAMMAR:-ON}" = OFF ] || scripts/fetch_xgrammar.sh || exit 1
   [ -z "$with_deploy" ] || install_deploy_checker
+  [ -z "$with_cuda" ] || fetch_cuda
+}
+
+# fetch_cuda: the toolkit, or what the one of the system lacks.
+fetch_cuda() {
+  if command -v nvcc >/dev/null; then
+    command -v nvdisasm >/dev/null || scripts/fetch_cuda.sh --disassembler || exit 1
+  else
+    scripts/fetch_cuda.sh || exit 1
+  fi
 }
 
 if [ ${#missing[@]} -eq 0 ]; then

@@ -6,7 +6,8 @@ A file may include headers of its own folder, and of the folders that its target
 nor a DEPS entry may point upwards, so the folder graph has no cycle. Subfolders of a folder may not
 hold each other either, not even through several (a folder and a subfolder of its own may; tests
 may include sideways). No header may include itself through others, and every source must belong to
-a target. Only what runs on the CPU may include headers of src/cpu (CPU_FILES below). Installed headers (include/) include each
+a target. Only what runs on the CPU may include headers of src/cpu (CPU_FILES below), and kernels of a GPU include little
+else (OF_KERNELS below). Installed headers (include/) include each
 other and no header of the tree. A source must also include, itself or through headers of the project, what it uses of the headers that are precompiled (PRECOMPILED below),
 which the compiler would not miss.
 
@@ -18,7 +19,7 @@ from collections import namedtuple
 from pathlib import Path
 
 ORDER = [
-    "base", "comm", "tensor", "io", "format", "machine", "analysis", "cpu/memory", "cpu/kernels", "cpu", "runtime/machines", "tokenizer", "chat",
+    "base", "comm", "tensor", "io", "format", "machine", "analysis", "cpu/memory", "cpu/kernels", "cpu", "cuda", "runtime/machines", "tokenizer", "chat",
     "kv", "plan", "tuning", "model", "lockstep", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks",
     "evaluation", "load_generation", "hub", "runtime", "server/http", "server/api", "server/tools", "server",
     "training/corpus", "training/tokenizer_training", "training/corpus_building", "training/retrofit", "lab", "apps", "tests",
@@ -62,6 +63,11 @@ CPU_FILES = {
     "src/calibration/gradients/products.cc": "computes gradients",
     "src/calibration/gradients/row_operators.h": "computes gradients",
 }
+# Kernels of a GPU are compiled by nvcc, and know bytes alone; the host code of src/cuda is free, and takes from the CPU what
+# verbs without kernels run with.
+CUDA = "src/cuda/"
+KERNELS = ("src/cuda/kernels/", "src/cuda/simt/")
+OF_KERNELS = KERNELS + ("src/cuda/emulated/", "src/format/", "src/tensor/", "src/base/")
 COMMENT = re.compile(r"//[^\n]*")
 CALL = re.compile(r"(\w+)\s*\(([^()]*)\)")
 
@@ -123,7 +129,7 @@ def targets_of(root, cmake_file):
 def find_targets(root):
     targets = []
     for top in ("src", "lab", "apps", "tests", "fuzz"):
-        for cmake_file in sorted((root / top).rglob("CMakeLists.txt")):
+        for cmake_file in sorted((*(root / top).rglob("CMakeLists.txt"), *(root / top).rglob("*.cmake"))):
             targets += targets_of(root, cmake_file)
     return targets
 
@@ -199,8 +205,15 @@ def is_production(path):
     return not (path.startswith("tests/") or path.endswith(("_test.cc", "_fixture.h", "_fuzz.cc", "_bench.cc")))
 
 
+def check_kernels(path, includes):
+    if not path.startswith(KERNELS) or not is_production(path):
+        return []
+    return [f"{path}: includes {include}; kernels of a GPU may include formats, tensors and what they are written in"
+            for include in includes if not include.startswith(OF_KERNELS)]
+
+
 def check_cpu(path, includes):
-    if path in CPU_FILES or path.startswith(CPU) or not is_production(path):
+    if path in CPU_FILES or path.startswith((CPU, CUDA)) or not is_production(path):
         return []
     return [f"{path}: includes {include}, which belongs to the CPU; other code asks by verbs of a machine"
             for include in includes if include.startswith(CPU)]
@@ -279,11 +292,12 @@ def check(root):
     by_folder, by_source = allowed_folders(targets, folder_by_library)
     files = sorted(
         p.relative_to(root).as_posix() for top in ("src", "lab", "apps", "tests")
-        for p in (root / top).rglob("*") if p.suffix in (".h", ".cc"))
+        for p in (root / top).rglob("*") if p.suffix in (".h", ".cc", ".cu", ".cuh"))
     graph = {path: list(includes_of(root, path)) for path in files}
     for path in files:
         problems += check_file(path, graph[path], by_folder, by_source)
         problems += check_cpu(path, graph[path])
+        problems += check_kernels(path, graph[path])
         if path.endswith(".cc"):
             problems += check_precompiled(root, path, graph)
     problems += check_installed(root)

@@ -57,6 +57,18 @@ class CheckIncludes(unittest.TestCase):
         self.assert_problem({"src/kv/c.cc": '#include "io/b.h"\n'},
                             "src/kv/c.cc: includes src/io/b.h, but DEPS lacks io")
 
+    def test_kernels_of_a_gpu_include_little(self):
+        cuda = {
+            "src/cuda/CMakeLists.txt": "kvl_library(NAME cuda SRCS d.cc kernels/k.cu DEPS machine base)",
+            "src/cuda/d.cc": '#include "machine/k.h"\n#include "cuda/kernels/k.h"\n',
+            "src/cuda/kernels/k.h": '#include "base/a.h"\n',
+            "src/cuda/kernels/k.cu": '#include "cuda/kernels/k.h"\n',
+        }
+        self.assertEqual(problems_of(cuda), [])
+        for path in ("src/cuda/kernels/k.h", "src/cuda/kernels/k.cu"):
+            problem = f"{path}: includes src/machine/k.h; kernels of a GPU"
+            self.assert_problem({**cuda, path: '#include "machine/k.h"\n'}, problem)
+
     def test_installed_headers_include_each_other_alone(self):
         header = '#include <absl/status/status.h>\n#include "kvlathe/b.h"\n'
         self.assertEqual(problems_of({"include/kvlathe/a.h": header, "include/kvlathe/b.h": ""}), [])

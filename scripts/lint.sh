@@ -10,8 +10,8 @@ cd "$(dirname "$0")/.."
 
 # In an archive without git history, the tree itself is the list.
 list_sources() {
-  git ls-files -- '*.h' '*.cc' 2>/dev/null ||
-    find apps examples fuzz include lab src tests -name '*.h' -o -name '*.cc'
+  git ls-files -- '*.h' '*.cc' '*.cu' '*.cuh' 2>/dev/null ||
+    find apps examples fuzz include lab src tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh'
 }
 check_format() { list_sources | xargs clang-format-14 --dry-run -Werror; }
 
@@ -22,7 +22,7 @@ case ${1:-} in
     base=$(git merge-base HEAD main 2>/dev/null || echo HEAD)
     mapfile -t files < <(
       { git diff --name-only --diff-filter=d "$base"; git ls-files --others --exclude-standard; } |
-        grep -E '\.(h|cc)$' | sort -u)
+        grep -E '\.(h|cc|cu|cuh)$' | sort -u)
     ;;
   *) files=("$@") ;;
 esac

@@ -36,13 +36,14 @@ options=(-DKVLATHE_UNITY_TESTS=ON -DKVLATHE_SECOND_RING="$all" -DKVLATHE_LAB="$a
 runs=()
 
 # run_preset PRESET [OPTION OF CMAKE...]
+# Builds what the build preset $builds names, if set, and runs the tests with the label $runs_only, if set.
 run_preset() {
   local preset=$1 start=$SECONDS status=0 build_seconds
   shift
   rm -rf "build/$preset/test-results" "build/$preset/test-results.xml"
   { cmake --preset "$preset" "${options[@]}" "$@" >"build/$preset-configure.log" 2>&1 ||
     { tail -n 30 "build/$preset-configure.log"; false; }; } &&
-    cmake --build --preset "$preset" || status=1
+    cmake --build --preset "${builds:-$preset}" || status=1
   build_seconds=$((SECONDS - start))
   if [ "$status" -ne 0 ]; then
     echo "scripts/test.sh: the $preset build failed"
@@ -53,7 +54,7 @@ run_preset() {
   ctest --preset "$preset" --show-only=json-v1 >"build/$preset/tests.json"  # which has the labels
   # ${leaves_out[@]+...}: an empty array counts as unset in older shells.
   ctest --preset "$preset" -j "$(nproc)" --no-tests=error --output-junit "$PWD/build/$preset/test-results.xml" \
-    ${leaves_out[@]+"${leaves_out[@]}"} || status=1
+    ${leaves_out[@]+"${leaves_out[@]}"} ${runs_only:+-L "$runs_only"} || status=1
   runs+=("$preset,$build_seconds,0,$((SECONDS - start)),$status")
 }
 
@@ -62,6 +63,15 @@ mkdir -p build
 # includes what it needs.
 [ "$ring" = all ] && together=OFF || together=ON
 run_preset release -DKVLATHE_UNITY_LIBRARIES="$together"
+# Kernels of one GPU and the host code around them, where a toolkit is: a change must compile there too, and its kernels may
+# not become worse unseen. Nothing here needs a GPU.
+if command -v nvcc >/dev/null || [ -x build/cuda_toolkit/bin/nvcc ]; then
+  command -v nvdisasm >/dev/null || scripts/fetch_cuda.sh --disassembler ||
+    echo "scripts/test.sh: no nvdisasm: instructions of kernels are not counted" >&2
+  builds=cuda-check runs_only=sass run_preset cuda -DKVLATHE_CUDA_ARCHITECTURES=90a -DKVLATHE_UNITY_LIBRARIES=ON
+else
+  echo "scripts/test.sh: no nvcc: kernels are not compiled for GPUs (scripts/bootstrap.sh --with-cuda)"
+fi
 # XGrammar takes minutes to compile for the sanitizers. Without it the first ring has tests that grammars are refused.
 [ "$ring" = all ] || options+=(-DKVLATHE_GRAMMAR=OFF)
 # OpenMPI is not instrumented. Without it there are tests of what such a build refuses.

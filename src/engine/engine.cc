@@ -207,16 +207,20 @@ void Engine::TakeResults(Model* model, LevelBatch* batch) {
       if (s->request.prompt_sink != nullptr) {
         SendPrompt(s);
       } else if (s->n_cached() == s->n_known()) {
-        TakeToken(s, model->logits(end_row - 1));
+        TakeToken(s, model, end_row - 1);
       }
     }
     first_row = end_row;
   }
 }
 
-void Engine::TakeToken(Sequence* s, std::span<const float> logits) {
+void Engine::TakeToken(Sequence* s, Model* model, int64_t row) {
   TokenConstraint* const constraint = s->request.constraint.get();
-  const StatusOr<int32_t> token = s->sampler.Sample(logits, constraint);
+  const LargestNumbers* const likeliest =
+      s->sampler.TakesLikeliest(constraint) ? model->Likeliest(row) : nullptr;
+  const StatusOr<int32_t> token = likeliest != nullptr
+                                      ? s->sampler.SampleLikeliest(*likeliest)
+                                      : s->sampler.Sample(model->logits(row), constraint);
   if (!token.ok()) {
     const bool is_finite = token.status().code() != StatusCode::kDataLoss;
     return Fail(s, is_finite ? token.status() : LogitsNotFinite(s->n_cached() - 1));
@@ -234,14 +238,14 @@ void Engine::TakeToken(Sequence* s, std::span<const float> logits) {
     Status status = constraint->Accept(*token);
     if (!status.ok()) return Fail(s, std::move(status));
   }
-  GiveToken(s, *token, logits);
+  GiveToken(s, *token, *model, row);
 }
 
-void Engine::GiveToken(Sequence* s, int32_t token, std::span<const float> logits) {
+void Engine::GiveToken(Sequence* s, int32_t token, const Model& model, int64_t row) {
   const Request& request = s->request;
   std::optional<TokenLogprobs> logprobs;
   if (request.n_top_logprobs.has_value()) {
-    logprobs = LogprobsOf(logits, token, *request.n_top_logprobs);
+    logprobs = LogprobsOf(model.logits(row), token, *request.n_top_logprobs);
   }
   const bool is_first = s->outcome.tokens.empty();
   s->tokens.push_back(token);

@@ -210,8 +210,9 @@ class Engine {
   void PreemptNewest();
   void Compute(const StepWork& work);
   void TakeResults(Model* model, LevelBatch* batch);
-  void TakeToken(Sequence* sequence, std::span<const float> logits);
-  void GiveToken(Sequence* sequence, int32_t token, std::span<const float> logits);
+  // Of row `row` of the model's logits.
+  void TakeToken(Sequence* sequence, Model* model, int64_t row);
+  void GiveToken(Sequence* sequence, int32_t token, const Model& model, int64_t row);
   std::unique_ptr<Sequence> Remove(Sequence* sequence);
   void Finish(Sequence* sequence, FinishReason reason);
   void Fail(Sequence* sequence, Status status);

@@ -19,6 +19,10 @@ constexpr float kMaxRepetitionPenalty = 100;
 
 bool IsMasked(float logit) { return logit == -std::numeric_limits<float>::infinity(); }
 
+Status LogitsAreNotFinite() {
+  return Error(StatusCode::kDataLoss, "the model computed logits that are not finite");
+}
+
 Status CheckPenalty(const char* flag, float value) {
   if (std::abs(value) <= kMaxPenalty) return OkStatus();
   return Error(StatusCode::kInvalidArgument, "{} {}: give a number from -2 to 2", flag, value);
@@ -116,9 +120,7 @@ bool AreFinite(std::span<const float> numbers) {
 }
 
 StatusOr<int32_t> Sampler::Sample(std::span<const float> logits, TokenConstraint* constraint) {
-  if (!AreFinite(logits)) {
-    return Error(StatusCode::kDataLoss, "the model computed logits that are not finite");
-  }
+  if (!AreFinite(logits)) return LogitsAreNotFinite();
   if (adjusts_ || constraint != nullptr) logits = Adjusted(logits, constraint);
   if (constraint != nullptr && std::ranges::all_of(logits, IsMasked)) {
     return Error(StatusCode::kInternal, "the constraint lets no token pass");
@@ -129,6 +131,22 @@ StatusOr<int32_t> Sampler::Sample(std::span<const float> logits, TokenConstraint
     ++in_output_[token];
   }
   return token;
+}
+
+bool Sampler::TakesLikeliest(const TokenConstraint* constraint) const {
+  if (adjusts_ || constraint != nullptr) return false;
+  return params_.temperature == 0 || (params_.top_k > 0 && params_.top_k <= LargestPlan::kLargest);
+}
+
+StatusOr<int32_t> Sampler::SampleLikeliest(const LargestNumbers& likeliest) {
+  if (!likeliest.are_finite) return LogitsAreNotFinite();
+  if (params_.temperature == 0) return likeliest.numbers.front().place;
+  candidates_.clear();
+  for (const LargestNumbers::Number& number : likeliest.numbers) {
+    if (std::ssize(candidates_) == params_.top_k) break;
+    candidates_.emplace_back(number.value, number.place);
+  }
+  return *DrawOfOrdered({}, Random(params_.seed, n_draws_++).Uniform());
 }
 
 // With repeat_last_n = -1 nothing leaves the window, so counts are all that is kept of it.

@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "engine/token_constraint.h"
+#include "machine/plans.h"
 
 namespace kvlathe {
 
@@ -54,6 +55,11 @@ class Sampler {
   // id would be as good as any. `constraint` (null: none) masks them before anything else; it is
   // not told the token. kInternal when it masks all of them.
   StatusOr<int32_t> Sample(std::span<const float> logits, TokenConstraint* constraint = nullptr);
+  // Whether the likeliest tokens alone decide: nothing adjusts logits, and the choice is greedy or
+  // top-k has no more than LargestPlan::kLargest of them.
+  bool TakesLikeliest(const TokenConstraint* constraint) const;
+  // The same token that Sample draws of all logits, where it TakesLikeliest.
+  StatusOr<int32_t> SampleLikeliest(const LargestNumbers& likeliest);
 
  private:
   std::span<const float> Adjusted(std::span<const float> logits, TokenConstraint* constraint);

@@ -217,6 +217,52 @@ TEST(Sampler, DrawsAsIfAllTokensWereSorted) {
   }
 }
 
+// What Backend::FindLargest gives of a row.
+LargestNumbers LargestOf(const std::vector<float>& logits) {
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, [&](int a, int b) { return logits[a] > logits[b]; });
+  LargestNumbers largest;
+  for (const int32_t id : order) {
+    if (std::ssize(largest.numbers) < LargestPlan::kLargest) {
+      largest.numbers.push_back({logits[id], id});
+    }
+  }
+  return largest;
+}
+
+TEST(Sampler, DrawsTheSameTokensOfTheLikeliest) {
+  Random random(8);
+  for (const int n_logits : {40, 64, 1000}) {
+    for (const SamplingParams& params :
+         {SamplingParams{}, SamplingParams{.temperature = 0.7f, .top_k = 40, .seed = 4},
+          SamplingParams{.temperature = 1.5f, .top_k = 64, .top_p = 0.8f, .seed = 5},
+          SamplingParams{.temperature = 1, .top_k = 10, .min_p = 0.2f, .seed = 6}}) {
+      Sampler of_all(params), of_likeliest(params);
+      ASSERT_TRUE(of_likeliest.TakesLikeliest(nullptr));
+      for (int i = 0; i < 100; ++i) {
+        std::vector<float> logits(n_logits);
+        for (float& x : logits) x = std::round(static_cast<float>(4 * random.Normal())) / 2;
+        EXPECT_EQ(*of_all.Sample(logits), *of_likeliest.SampleLikeliest(LargestOf(logits)));
+      }
+    }
+  }
+}
+
+TEST(Sampler, WantsAllLogitsWhereOthersMayBeDrawn) {
+  EXPECT_FALSE(Sampler({.temperature = 1}).TakesLikeliest(nullptr));
+  EXPECT_FALSE(Sampler({.temperature = 1, .top_k = 65}).TakesLikeliest(nullptr));
+  EXPECT_FALSE(Sampler({.temperature = 1, .top_p = 0.9f}).TakesLikeliest(nullptr));
+  EXPECT_FALSE(Sampler({.presence_penalty = 1}).TakesLikeliest(nullptr));
+  EXPECT_FALSE(Sampler({.logit_bias = {{1, 2.0f}}}).TakesLikeliest(nullptr));
+}
+
+TEST(Sampler, RefusesLikeliestOfLogitsThatAreNotFinite) {
+  LargestNumbers largest = LargestOf({1, 2, 3});
+  largest.are_finite = false;
+  EXPECT_EQ(Sampler({}).SampleLikeliest(largest).status().code(), StatusCode::kDataLoss);
+}
+
 TEST(Sampler, RefusesLogitsThatAreNotFiniteWhereverTheyAre) {
   for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
     for (const size_t n : {1, 15, 16, 17, 100}) {

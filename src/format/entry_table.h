@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/random.h"
 #include "format/rows/block_layout.h"
 
 namespace kvlathe {
@@ -97,6 +98,25 @@ struct ScoreNoise {
   float temperature = 1;
   float temperature_step = 0;
   float max_temperature = 1;
+
+  // Of a token that comes so many behind that of row 0.
+  constexpr float TemperatureOf(int token) const {
+    const float grown = temperature + static_cast<float>(token) * temperature_step;
+    return grown < max_temperature ? grown : max_temperature;
+  }
 };
+
+// The hash key of one query. The h of ScoreNoise is HashScore(QueryKey(...), position of the key).
+constexpr uint32_t QueryKey(const ScoreNoise& noise, int head, int position) {
+  const uint64_t place =
+      uint64_t{static_cast<uint32_t>(head)} << 32 | static_cast<uint32_t>(position);
+  return static_cast<uint32_t>(MixBits(noise.key ^ MixBits(place)));
+}
+constexpr uint32_t HashScore(uint32_t query_key, uint32_t key_position) {
+  uint32_t x = query_key + key_position * 0x9e3779b1u;
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
 
 }  // namespace kvlathe

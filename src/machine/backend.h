@@ -56,6 +56,9 @@ class Backend {
   virtual void TakeRows(const TakeRowsPlan& plan) = 0;
   // Returns the channel of every row, [n_rows].
   virtual std::vector<float> TakeChannel(const TakeChannelPlan& plan) = 0;
+  // Waits. Returns the largest numbers of every row, so that not all of them have to come to the
+  // host; nothing where the host reads the memory itself.
+  virtual std::vector<LargestNumbers> FindLargest(const LargestPlan& /*plan*/) { return {}; }
   // Computes y = x W^T + bias.
   virtual void Project(const ProductPlan& plan) = 0;
   virtual void ProjectHeads(const HeadProductsPlan& plan) = 0;

@@ -337,6 +337,24 @@ struct TakeChannelPlan {
   int channel = 0;
 };
 
+// Looks for the largest numbers of rows.
+struct LargestPlan {
+  ObjectPlace rows;  // [n_rows, n_dims] F32, dense
+  int64_t n_rows = 0;
+  int64_t n_dims = 0;
+  static constexpr int kLargest = 64;  // of each row, or all where it has fewer
+};
+
+// Those of a row, falling, equal ones by their places.
+struct LargestNumbers {
+  struct Number {
+    float value = 0;
+    int32_t place = 0;
+  };
+  std::vector<Number> numbers;
+  bool are_finite = true;  // all numbers of the row; where not, `numbers` means nothing
+};
+
 // A sealed run of one head whose rows plain blocks get, block by block, rounded to the shape's
 // type. `sealed` has this run alone, from the first of `blocks` on.
 struct OpenedRun {

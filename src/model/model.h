@@ -68,6 +68,9 @@ class Model {
   // Row i of the last Forward's logits, [vocab_size]; of a step with kHidden it means nothing. Rows
   // are there on rank 0.
   std::span<const float> logits(int64_t row) const;
+  // The likeliest tokens of that row, LargestPlan::kLargest of them, without the others having to
+  // come to the host; null where that saves nothing.
+  const LargestNumbers* Likeliest(int64_t row);
   // The same row of hidden states, [hidden_dim], of a step with kHidden.
   std::span<const float> hidden(int64_t row) const;
   int64_t n_logit_rows() const { return n_logit_rows_; }
@@ -154,8 +157,8 @@ class Model {
   Status HearOthers(std::span<const SequenceStep> steps);
   // Asks for the layers and the logits.
   Status QueueStep(ForwardState* state);
-  // Makes logits_ and hidden states readable on the host.
-  void FetchLogits();
+  // Makes hidden states readable on the host, and logits_ where that costs nothing.
+  void FetchRows();
   void ComputeLogits(std::span<const SequenceStep> steps);
   int64_t n_held_words() const {
     return weights_->shard().words.end - weights_->shard().words.begin;
@@ -184,11 +187,13 @@ class Model {
   StepSequences sequences_;
   std::vector<Status> failures_;  // [n_steps] of the last step
   int64_t n_logit_rows_ = 0;
-  bool has_logits_ = false;             // some row of the step is of logits
-  bool has_hidden_ = false;             // some is of hidden states
-  MachineBuffer logits_;                // [n_logit_rows, vocab_size] f32
-  const float* host_logits_ = nullptr;  // the same, where the host can read them
-  std::vector<float> downloaded_logits_;
+  bool has_logits_ = false;  // some row of the step is of logits
+  bool has_hidden_ = false;  // some is of hidden states
+  MachineBuffer logits_;     // [n_logit_rows, vocab_size] f32
+  // The same where the host can read them; null where nobody has asked for them yet.
+  mutable const float* host_logits_ = nullptr;
+  mutable std::vector<float> downloaded_logits_;
+  std::vector<LargestNumbers> likeliest_;  // [n_logit_rows], or empty
   std::vector<float> held_logits_;  // of a shard: [n_logit_rows, held words] of the whole step
   std::vector<float> host_hidden_;  // [n_logit_rows, hidden_dim], or empty
   // Of the steps of a shard so far, the slowest; negative: there was none.

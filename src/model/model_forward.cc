@@ -86,7 +86,7 @@ Status Model::RunStep(std::span<const SequenceStep> steps, QkvObserver* observer
   failures_ = sequences_.failures();
   profile_.plan += report.plan_seconds;
   profile_.rebuild += report.rebuild_seconds;
-  if (n_logit_rows_ > 0 && !sequences_.AllFailed()) FetchLogits();
+  if (n_logit_rows_ > 0 && !sequences_.AllFailed()) FetchRows();
   return OkStatus();
 }
 
@@ -134,7 +134,23 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
 std::span<const float> Model::logits(int64_t row) const {
   KVL_CHECK_LT(row, n_logit_rows_);
   const int64_t n = config().vocab_size;
+  if (host_logits_ == nullptr) {
+    downloaded_logits_.resize(n_logit_rows_ * n);
+    activations_.memory->Download(logits_.place(),
+                                  std::as_writable_bytes(std::span(downloaded_logits_)));
+    host_logits_ = downloaded_logits_.data();
+  }
   return {host_logits_ + row * n, static_cast<size_t>(n)};
+}
+
+const LargestNumbers* Model::Likeliest(int64_t row) {
+  KVL_CHECK_LT(row, n_logit_rows_);
+  if (host_logits_ != nullptr) return nullptr;
+  if (likeliest_.empty()) {
+    likeliest_ = machine().backend().FindLargest(
+        {.rows = logits_.place(), .n_rows = n_logit_rows_, .n_dims = config().vocab_size});
+  }
+  return likeliest_.empty() ? nullptr : &likeliest_[row];
 }
 
 std::span<const float> Model::hidden(int64_t row) const {
@@ -187,7 +203,7 @@ void Model::ComputeLogits(std::span<const SequenceStep> steps) {
   backend.Normalise({&in_place, 1});
 }
 
-void Model::FetchLogits() {
+void Model::FetchRows() {
   const ScopedTimer timer(&profile_.linear);
   Device& memory = *activations_.memory;
   host_hidden_.clear();
@@ -196,12 +212,8 @@ void Model::FetchLogits() {
     memory.Download(activations_.hidden.place(), std::as_writable_bytes(std::span(host_hidden_)));
   }
   if (!has_logits_) return;
-  const int64_t n_numbers = n_logit_rows_ * config().vocab_size;
+  likeliest_.clear();
   host_logits_ = reinterpret_cast<const float*>(memory.HostView(logits_.place()));
-  if (host_logits_ != nullptr) return;
-  downloaded_logits_.resize(n_numbers);
-  memory.Download(logits_.place(), std::as_writable_bytes(std::span(downloaded_logits_)));
-  host_logits_ = downloaded_logits_.data();
 }
 
 }  // namespace kvlathe

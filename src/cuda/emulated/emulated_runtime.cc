@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -227,6 +228,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
+    case cudaErrorGraphExecUpdateFailure:
+      return "the graph update was not performed";
   }
   return "unknown error";
 }
@@ -344,6 +347,15 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
                                  unsigned long long /*flags*/) {
   *exec = new KvlatheGraphExec{graph->works};
+  return cudaSuccess;
+}
+// The launches of works are not compared, only how many there are.
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
+                                cudaGraphExecUpdateResultInfo* result) {
+  const bool is_same = exec->works.size() == graph->works.size();
+  result->result = is_same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateError;
+  if (!is_same) return cudaErrorGraphExecUpdateFailure;
+  exec->works = graph->works;
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {

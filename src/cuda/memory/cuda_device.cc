@@ -26,7 +26,7 @@ StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(CudaStream* stream, int
 }
 
 CudaDevice::~CudaDevice() {
-  stream_.Note(cudaStreamSynchronize(stream_.get()), "the last work");
+  stream_.Wait("the last work");
   cudaFree(base_);
 }
 
@@ -80,6 +80,7 @@ void CudaDevice::Discard(uint32_t region, int64_t offset, int64_t n_bytes) {
 void CudaDevice::Upload(const ObjectPlace& to, std::span<const std::byte> from) {
   if (from.empty()) return;
   // Pageable memory: the runtime has copied it when the call returns.
+  stream_.HandOver();
   stream_.Note(
       cudaMemcpyAsync(At(to), from.data(), from.size(), cudaMemcpyHostToDevice, stream_.get()),
       "an upload");
@@ -87,10 +88,11 @@ void CudaDevice::Upload(const ObjectPlace& to, std::span<const std::byte> from) 
 
 void CudaDevice::Download(const ObjectPlace& from, std::span<std::byte> to) {
   if (to.empty()) return;
+  stream_.HandOver();
   stream_.Note(
       cudaMemcpyAsync(to.data(), At(from), to.size(), cudaMemcpyDeviceToHost, stream_.get()),
       "a download");
-  stream_.Note(cudaStreamSynchronize(stream_.get()), "a download");
+  stream_.Wait("a download");
 }
 
 void CudaDevice::Copy(const ObjectPlace& to, const ObjectPlace& from, int64_t n_bytes) {

@@ -33,7 +33,9 @@ StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create() {
 
 CudaStream::~CudaStream() {
   if (stream_ != nullptr) {
+    HandOver();
     cudaStreamSynchronize(stream_);
+    for (const auto& [shape, graph] : graphs_) cudaGraphExecDestroy(graph);
     cudaStreamDestroy(stream_);
   }
   for (std::byte* const memory : apart_) cudaFree(memory);
@@ -45,9 +47,53 @@ void CudaStream::Note(cudaError_t error, std::string_view what) {
   if (error != cudaSuccess && failure_.ok()) failure_ = StatusOfCuda(error, what);
 }
 
+void CudaStream::Collect(int64_t shape) {
+  if (is_collecting_) return;
+  const cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed);
+  Note(error, "collecting work");
+  is_collecting_ = error == cudaSuccess;
+  shape_ = shape;
+}
+
+void CudaStream::HandOver() {
+  if (!std::exchange(is_collecting_, false)) return;
+  cudaGraph_t collected = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(stream_, &collected);
+  Note(ended, "collecting work");
+  if (ended != cudaSuccess) return;
+  auto found = graphs_.find(shape_);
+  cudaGraphExecUpdateResultInfo what_differs;
+  if (found != graphs_.end() &&
+      cudaGraphExecUpdate(found->second, collected, &what_differs) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // other launches than last time, which is no failure
+    cudaGraphExecDestroy(found->second);
+    graphs_.erase(found);
+    found = graphs_.end();
+  }
+  if (found == graphs_.end()) {
+    if (std::ssize(graphs_) == kMostGraphs) {
+      cudaGraphExecDestroy(graphs_.begin()->second);
+      graphs_.erase(graphs_.begin());
+    }
+    cudaGraphExec_t made = nullptr;
+    const cudaError_t error = cudaGraphInstantiate(&made, collected, 0);
+    Note(error, "a graph of a step's work");
+    if (error == cudaSuccess) found = graphs_.emplace(shape_, made).first;
+    ++n_graphs_made_;
+  }
+  cudaGraphDestroy(collected);
+  if (found != graphs_.end()) Note(cudaGraphLaunch(found->second, stream_), "a step's work");
+}
+
+void CudaStream::Wait(std::string_view what) {
+  HandOver();
+  Note(cudaStreamSynchronize(stream_), what);
+}
+
 void CudaStream::Note(const Status& failure) { failure_.Update(failure); }
 
 const std::byte* CudaStream::SendApart(std::span<const std::byte> bytes) {
+  HandOver();
   void* memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, bytes.size());
   Note(error, "memory for a plan");
@@ -64,7 +110,7 @@ const std::byte* CudaStream::SendBytes(std::span<const std::byte> bytes) {
   if (n_bytes > kSentBytes / 2) return SendApart(bytes);
   if (head_ + n_bytes > kSentBytes) {
     // What was sent last time round is copied before the host writes over it.
-    Note(cudaStreamSynchronize(stream_), "waiting for plans");
+    Wait("waiting for plans");
     head_ = 0;
   }
   std::memcpy(pinned_ + head_, bytes.data(), bytes.size());
@@ -76,8 +122,9 @@ const std::byte* CudaStream::SendBytes(std::span<const std::byte> bytes) {
 }
 
 Status CudaStream::Finish() {
+  HandOver();
   Note(cudaGetLastError(), "a kernel");
-  Note(cudaStreamSynchronize(stream_), "work on the GPU");
+  Wait("work on the GPU");
   head_ = 0;
   for (std::byte* const memory : apart_) cudaFree(memory);
   apart_.clear();

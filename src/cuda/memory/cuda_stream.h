@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -38,13 +39,26 @@ class CudaStream {
   const T* Send(std::span<const T> items) {
     return reinterpret_cast<const T*>(SendBytes(std::as_bytes(items)));
   }
+  // From here until work is waited for, or something is asked for that cannot be put off, work is
+  // collected and then handed over at once, as a graph: that takes the host a fraction of the time.
+  // `shape` says what the work is like: the graph of the last work of this shape is taken again,
+  // with other numbers, where it has the same launches. Nothing where work is collected already.
+  void Collect(int64_t shape);
+  // Hands over what was collected. Whoever waits for the stream, or copies to it what the host may
+  // change, calls this first.
+  void HandOver();
+  // Waits for all work that was asked for.
+  void Wait(std::string_view what);
   // Waits for all work and returns the first failure since the last call.
   Status Finish();
+  int64_t n_graphs_made() const { return n_graphs_made_; }
+
   // Notes a failure, which Finish returns; nothing for cudaSuccess.
   void Note(cudaError_t error, std::string_view what);
   void Note(const Status& failure);
 
   static constexpr int64_t kSentBytes = int64_t{32} << 20;
+  static constexpr int kMostGraphs = 64;
 
  private:
   CudaStream() = default;
@@ -52,6 +66,10 @@ class CudaStream {
   const std::byte* SendApart(std::span<const std::byte> bytes);
 
   cudaStream_t stream_ = nullptr;
+  bool is_collecting_ = false;
+  int64_t shape_ = 0;                          // of what is collected
+  std::map<int64_t, cudaGraphExec_t> graphs_;  // by shape, kMostGraphs at most
+  int64_t n_graphs_made_ = 0;
   Status failure_;
   std::byte* pinned_ = nullptr;   // [kSentBytes] on the host
   std::byte* sent_ = nullptr;     // [kSentBytes] on the device

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define KVL_KERNEL(threads) __global__ void __launch_bounds__(threads)
+#define KVL_KERNEL(...) __global__ void __launch_bounds__(__VA_ARGS__)
 #define KVL_DEVICE __device__ __forceinline__
 #define KVL_PARAMS(type) const __grid_constant__ type
 
@@ -43,6 +43,9 @@ KVL_DEVICE uint32_t Ballot(bool vote) { return __ballot_sync(0xffffffffu, vote);
 template <typename T>
 KVL_DEVICE T AtomicAdd(T* to, T x) {
   return atomicAdd(to, x);
+}
+KVL_DEVICE void AtomicAdd64(int64_t* to, int64_t x) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(x));
 }
 KVL_DEVICE int32_t AtomicMax(int32_t* to, int32_t x) { return atomicMax(to, x); }
 KVL_DEVICE int32_t AtomicMin(int32_t* to, int32_t x) { return atomicMin(to, x); }

@@ -58,6 +58,12 @@ struct Warp {
 // Keeps its fibres from block to block.
 class Runner {
  public:
+  // Fibres end by themselves: unwinding them where the program exits may come too late.
+  ~Runner() {
+    body_ = nullptr;
+    for (size_t i = 0; i < threads_.size(); ++i) Resume(static_cast<int>(i));
+  }
+
   void RunBlock(const LaunchShape& shape, int block, int block_y,
                 const std::function<void()>& thread);
   const host::Place& place() const { return place_; }
@@ -101,7 +107,7 @@ void Runner::Start(Thread* thread) {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_bottom_, &scheduler_bytes_);
 #endif
-    for (;;) {
+    while (body_ != nullptr) {
       (*body_)();
       thread->is_done = true;
       has_moved_ = true;

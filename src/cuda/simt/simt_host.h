@@ -14,7 +14,7 @@
 
 #include "cuda/simt/mma_host.h"
 
-#define KVL_KERNEL(threads) void
+#define KVL_KERNEL(...) void
 #define KVL_DEVICE inline
 #define KVL_PARAMS(type) const type
 
@@ -99,6 +99,7 @@ template <typename T>
 T AtomicAdd(T* to, T x) {
   return std::atomic_ref<T>(*to).fetch_add(x);
 }
+inline void AtomicAdd64(int64_t* to, int64_t x) { std::atomic_ref<int64_t>(*to).fetch_add(x); }
 inline int32_t AtomicMax(int32_t* to, int32_t x) {
   std::atomic_ref<int32_t> at(*to);
   int32_t before = at.load();

@@ -28,11 +28,13 @@ class DeviceArray {
   T* data() const { return data_; }
   int64_t size() const { return n_; }
 
+  // Waits until it is there.
   void Upload(const std::vector<T>& items, cudaStream_t stream = nullptr) {
     KVL_CHECK_EQ(std::ssize(items), n_);
     KVL_CHECK_EQ(
         cudaMemcpyAsync(data_, items.data(), n_ * sizeof(T), cudaMemcpyHostToDevice, stream),
         cudaSuccess);
+    KVL_CHECK_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   }
   // Waits for the stream.
   std::vector<T> Download(cudaStream_t stream = nullptr) const {

@@ -22,12 +22,6 @@ SumsLock::SumsLock(const int64_t* sums)
   while (lock_->test_and_set(std::memory_order_acquire)) std::this_thread::yield();
 }
 
-uint32_t QueryKey(const ScoreNoise& noise, int head, int position) {
-  const uint64_t place =
-      uint64_t{static_cast<uint32_t>(head)} << 32 | static_cast<uint32_t>(position);
-  return static_cast<uint32_t>(MixBits(noise.key ^ MixBits(place)));
-}
-
 const EntryScoreKernels& GetEntryScoreKernels(Isa isa) {
   switch (isa) {
     case Isa::kAvx512Bf16:

@@ -10,15 +10,6 @@
 
 namespace kvlathe {
 
-// The hash key of one query. The h of ScoreNoise is HashScore(QueryKey(...), position of the key).
-uint32_t QueryKey(const ScoreNoise& noise, int head, int position);
-constexpr uint32_t HashScore(uint32_t query_key, uint32_t key_position) {
-  uint32_t x = query_key + key_position * 0x9e3779b1u;
-  x = (x ^ (x >> 16)) * 0x7feb352du;
-  x = (x ^ (x >> 15)) * 0x846ca68bu;
-  return x ^ (x >> 16);
-}
-
 // Rows of queries and their scores against the entries of one head. Row r belongs to token
 // r / gqa_group and sees entries < first_visible + r / gqa_group.
 struct EntryScoreParams {

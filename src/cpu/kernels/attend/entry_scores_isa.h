@@ -15,11 +15,6 @@ inline int VisibleToRow(const EntryScoreParams& p, int row) {
   return std::clamp(p.first_visible + row / p.gqa_group, 0, p.n_entries);
 }
 
-inline float TemperatureOfToken(const ScoreNoise& noise, int token) {
-  return std::min(noise.max_temperature,
-                  noise.temperature + static_cast<float>(token) * noise.temperature_step);
-}
-
 // Keeps all others that lock the same sums out while it lives, which is a few dozen cycles. It
 // takes one atomic exchange for a block of sums, in place of 64.
 class SumsLock {

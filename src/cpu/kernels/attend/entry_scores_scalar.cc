@@ -13,7 +13,7 @@ float AddNoise(const EntryScoreParams& p, int row, int n_visible, float* max) {
   const int token = row / p.gqa_group, head = row % p.gqa_group;
   const uint32_t key =
       QueryKey(*p.noise, p.noise->first_head + head, p.noise->first_position + token);
-  const float inverse = 1 / TemperatureOfToken(*p.noise, token);
+  const float inverse = 1 / p.noise->TemperatureOf(token);
   float* scores = p.scores + row * p.stride;
   *max = -std::numeric_limits<float>::infinity();
   for (int e = 0; e < n_visible; ++e) {

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <span>
 
 #include "tensor/dtype.h"
 
@@ -24,6 +25,8 @@ struct NormParams {
   float* added_to = nullptr;
 };
 
-void Normalise(cudaStream_t stream, const NormParams& params);
+// Norms of the same rows, of which each has columns of its own. Sums are in F32: results lie within
+// 1e-6 of the size of a row's largest from those in double.
+void Normalise(cudaStream_t stream, std::span<const NormParams> norms);
 
 }  // namespace kvlathe::cuda

@@ -58,7 +58,7 @@ RowWeight AddNoise(const EntryScoreParams& p, int row, int n_visible) {
   const int token = row / p.gqa_group, head = row % p.gqa_group;
   const uint32_t key =
       QueryKey(*p.noise, p.noise->first_head + head, p.noise->first_position + token);
-  const __m512 inverse = _mm512_set1_ps(kLog2E / TemperatureOfToken(*p.noise, token));
+  const __m512 inverse = _mm512_set1_ps(kLog2E / p.noise->TemperatureOf(token));
   const __m512 scale = _mm512_set1_ps(p.sm_scale);
   float* scores = p.scores + row * p.stride;
   __m512 top = _mm512_set1_ps(kMinusInfinity);

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""sass_table.py must count loops of machine code as it says, and find what became worse."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import sass_table  # noqa: E402
+
+# Ten instructions: an outer loop (0x10 to 0x70) around a loop of products (0x20 to 0x40) and one of sums (0x50 to 0x60).
+LISTING = """
+\t.section\t.nv.info,"",@"SHT_CUDA_INFO"
+\t//----- nvinfo : EIATTR_REGCOUNT
+        /*0000*/ \t.byte\t0x04, 0x2f
+        /*0004*/ \t.word\tindex@(_Z7ProductPf)
+        /*0008*/ \t.word\t0x0000002a
+\t.section\t.text._Z7ProductPf,"ax",@progbits
+_Z7ProductPf:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/                   MOV R5, RZ ;
+.L_x_2:
+        /*0020*/              @!P0 LDS R4, [R2] ;
+        /*0030*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0040*/               @P0 BRA `(.L_x_2) ;
+.L_x_3:
+        /*0050*/                   FADD R4, R4, R5 ;
+        /*0060*/              @!P1 BRA P2, `(.L_x_3) ;
+        /*0070*/              @UP0 BRA.U `(.L_x_1) ;
+        /*0080*/                   EXIT ;
+.L_x_4:
+        /*0090*/                   BRA `(.L_x_4);
+        /*00a0*/                   NOP;
+"""
+
+KERNEL = """
+__global__ void Loops(const unsigned* a, float* c, int n) {
+  float sums[4] = {};
+#pragma unroll 1
+  for (int i = 0; i < n; ++i) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%4,%4,%4}, {%4,%4}, {%0,%1,%2,%3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[i]));
+  }
+  for (int i = 0; i < 4; ++i) c[i] = sums[i];
+}
+__global__ void Local(const int* where, float* out, int n) {
+  float kept[64];
+  for (int i = 0; i < n; ++i) kept[where[i] & 63] = i;
+  for (int i = 0; i < n; ++i) out[i] = kept[where[i + n] & 63];
+}
+"""
+
+
+class CountsTest(unittest.TestCase):
+    def setUp(self):
+        self.instructions = sass_table.instructions_by_kernel(LISTING)["_Z7ProductPf"]
+        self.loops = sass_table.loops_of(self.instructions)
+
+    def test_finds_loops_by_branches_backwards(self):
+        self.assertEqual(self.loops, [(0x10, 0x70), (0x20, 0x40), (0x50, 0x60)])
+
+    def test_the_main_loop_holds_the_products(self):
+        self.assertEqual(sass_table.main_loop(self.instructions, self.loops), (0x20, 0x40))
+        self.assertEqual(sass_table.pass_of(self.instructions, self.loops[1], self.loops), (3, 0))
+
+    def test_loops_within_count_as_often_as_they_run(self):
+        self.assertEqual(sass_table.pass_of(self.instructions, self.loops[0], self.loops), (7, 2))
+        # Four times the products and three times the sums.
+        self.assertEqual(sass_table.pass_of(self.instructions, self.loops[0], self.loops, (4, 3)), (7 + 9 + 4, 2))
+
+    def test_a_row_has_registers_and_instructions_a_code(self):
+        sass_table.LOOPS.append(sass_table.Loops("^x: Product$", 64, 96, (), 4))
+        try:
+            row = sass_table.rows_of("x", LISTING)["x: Product"]
+        finally:
+            sass_table.LOOPS.pop()
+        self.assertEqual(row, {"registers": 42, "local": 0, "instructions": 10, "products": 1, "loop": 3,
+                               "inner_loops": 0, "a_code": 2.0})
+
+
+class GateTest(unittest.TestCase):
+    ROW = {"registers": 40, "local": 0, "instructions": 1000, "products": 8, "loop": 400, "inner_loops": 0}
+
+    def problems(self, **changed):
+        return sass_table.problems_of({"k": {**self.ROW, **changed}}, {"k": self.ROW})
+
+    def test_lets_through_what_is_no_worse(self):
+        self.assertEqual(self.problems(), [])
+        self.assertEqual(self.problems(registers=38, instructions=1020, loop=410, products=4), [])
+
+    def test_names_what_is_worse(self):
+        for changed, said in (({"registers": 41}, "41 registers, recorded are 40"), ({"local": 2}, "2 instructions that touch local"),
+                              ({"loop": 440}, "440 instructions in the main loop"), ({"products": 0}, "no products"),
+                              ({"instructions": 1100}, "1100 instructions, recorded are 1000")):
+            found = self.problems(**changed)
+            self.assertEqual(len(found), 1, found)
+            self.assertIn(said, found[0])
+
+    def test_names_kernels_that_come_and_go(self):
+        self.assertEqual(sass_table.problems_of({"new": self.ROW}, {"old": self.ROW}),
+                         ["new: not recorded", "old: recorded, but no kernel has this name"])
+
+    def test_holds_instructions_a_code_to_their_bound(self):
+        sass_table.LOOPS.append(sass_table.Loops("^k$", 128, 8192, (), 4))
+        try:
+            found = self.problems(a_code=4.5)
+        finally:
+            sass_table.LOOPS.pop()
+        self.assertEqual(found, ["k: 4.5 instructions a code, of which 4 are allowed"])
+
+
+class CompiledTest(unittest.TestCase):
+    """A kernel whose loop is known, where the tools are there."""
+
+    def test_a_loop_with_one_product(self):
+        nvcc, nvdisasm = os.environ.get("KVLATHE_NVCC"), os.environ.get("KVLATHE_NVDISASM") or "nvdisasm"
+        if not nvcc or not shutil.which(nvdisasm):
+            self.skipTest("nvcc or nvdisasm is not there")
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "k.cu").write_text(KERNEL)
+            subprocess.run([nvcc, "-O3", "-arch=sm_90a", "-cubin", "-o", "k.cubin", "k.cu"], cwd=folder, check=True)
+            table = sass_table.table_of(Path(folder), nvdisasm)
+        self.assertEqual(sorted(table), ["k: Local", "k: Loops"])
+        loops = table["k: Loops"]
+        self.assertEqual((loops["products"], loops["local"], loops["inner_loops"]), (1, 0, 0))
+        # A load, a product, a counter and a branch are the least; addresses and waits come on top.
+        self.assertTrue(4 <= loops["loop"] <= 20, loops)
+        self.assertGreater(table["k: Local"]["local"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,357 @@
+#include <algorithm>
+
+#include "cuda/kernels/attend/expand.cuh"
+#include "cuda/kernels/attend/prefill.h"
+#include "cuda/kernels/attend/tile.cuh"
+#include "cuda/simt/launch.h"
+#include "machine/object_id.h"
+
+namespace kvlathe::cuda {
+namespace {
+
+using namespace simt;
+
+constexpr int kMostThreads = kMostPromptRows / kRowsOfWarp * kWarp;
+constexpr float kLog2E = 1.44269504f;
+constexpr float kLn2 = 0.693147181f;
+
+// Where everything lies in shared memory.
+struct SharedPlaces {
+  int64_t k, v, k_scales, v_scales, windows, n_bytes;
+
+  KVL_DEVICE static constexpr SharedPlaces Of(int rows, int most_rank_k, int most_rank_v) {
+    SharedPlaces places{};
+    places.k = int64_t{2} * rows * QueryStride(most_rank_k);
+    places.v = places.k + int64_t{4} * (most_rank_k / 2) * kKeyStride;
+    places.k_scales = places.v + int64_t{4} * (kBlockSize / 2) * ValueStride(most_rank_v);
+    places.v_scales = places.k_scales + int64_t{4} * kBlockSize;
+    places.windows = places.v_scales + int64_t{4} * kBlockSize;
+    places.n_bytes = places.windows + int64_t{sizeof(WindowTables::values[0])};
+    return places;
+  }
+};
+
+// Rows of BF16 side by side in shared memory, zeros behind the n_rows first. Rows may begin
+// anywhere.
+KVL_DEVICE void StageQueries(const uint16_t* q, int64_t stride, int rank, int n_rows,
+                             uint16_t* to) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(q) % sizeof(Words4) == 0 && stride % 8 == 0;
+  const int rows = WarpCount() * kRowsOfWarp, pieces = rank / 8;
+  for (int at = ThreadIdx(); at < rows * pieces; at += BlockDim()) {
+    const int row = at / pieces, first = at % pieces * 8;
+    Words4 piece = {};
+    const uint16_t* const from = q + row * stride + first;
+    if (row < n_rows && is_aligned) {
+      piece = LoadWords4(from);
+    } else if (row < n_rows) {
+      for (int i = 0; i < 4; ++i) piece.x[i] = from[2 * i] | uint32_t{from[2 * i + 1]} << 16;
+    }
+    *reinterpret_cast<Words4*>(to + row * QueryStride(rank) + first) = piece;
+  }
+}
+
+// Rows [first, first + kBlockSize) of a sink as a tile; those from n_rows on are zeros.
+KVL_DEVICE void StageSinkKeys(const uint16_t* keys, int head_dim, int first, int n_rows,
+                              uint32_t* k) {
+  const int pairs = head_dim / 2;
+  for (int at = ThreadIdx(); at < pairs * kBlockSize; at += BlockDim()) {
+    const int pair = at % pairs, token = at / pairs;
+    const bool has_row = first + token < n_rows;
+    k[pair * kKeyStride + token] =
+        has_row ? LoadWord(keys + int64_t{first + token} * head_dim + 2 * pair) : 0;
+  }
+}
+KVL_DEVICE void StageSinkValues(const uint16_t* values, int width, int first, int n_rows,
+                                uint32_t* v) {
+  for (int at = ThreadIdx(); at < width * (kBlockSize / 2); at += BlockDim()) {
+    const int r = at % width, token = at / width * 2;
+    uint32_t pair = 0;
+    for (int i = 0; i < 2; ++i) {
+      if (first + token + i >= n_rows) break;
+      pair |= uint32_t{values[int64_t{first + token + i} * width + r]} << (16 * i);
+    }
+    v[token / 2 * ValueStride(width) + r] = pair;
+  }
+}
+
+// A block of a head, and the run that holds it.
+struct BlockPlace {
+  const std::byte* block = nullptr;
+  const ExpandRun* run = nullptr;  // null: the block is plain
+  int block_idx = 0;               // in the run
+};
+
+// Blocks of a head in ascending order.
+struct BlockFinder {
+  const PromptHead& head;
+  const std::byte* base;
+  int run_idx = 0;
+
+  KVL_DEVICE BlockPlace Find(int block) {
+    const std::byte* const at = base + int64_t{head.blocks[block]} * kDeviceAlignment;
+    while (run_idx < head.n_runs) {
+      const ExpandRun& run = head.runs[run_idx];
+      if (block < run.first_block + run.n_blocks) return {at, &run, block - run.first_block};
+      ++run_idx;
+    }
+    return {at};
+  }
+};
+
+// What rows of a warp see of entries that tokens see in turn.
+struct Visibility {
+  int first_visible, window, gqa_group, end;
+
+  // Of row `row` of the head, in the tile that begins with entry `begin`.
+  KVL_DEVICE SeenTokens Of(int row, int begin) const {
+    const int seen = first_visible + row / gqa_group;
+    const int first = window > 0 && seen > window ? seen - window : 0;
+    return {first - begin, (seen < end ? seen : end) - begin};
+  }
+};
+
+// The rows of a warp.
+struct WarpRows {
+  int first, n;  // n may be 0 or less
+
+  KVL_DEVICE int of_lane(int i) const { return first + Lane() / 4 + 8 * i; }
+  KVL_DEVICE int last() const { return first + (n < kRowsOfWarp ? n : kRowsOfWarp) - 1; }
+  // Whether all rows together see a token of the tile, and whether each sees all of them.
+  KVL_DEVICE bool Sees(const Visibility& visibility, int begin) const {
+    if (n <= 0) return false;
+    return visibility.Of(first, begin).begin < kBlockSize && visibility.Of(last(), begin).end > 0;
+  }
+  KVL_DEVICE bool SeesAll(const Visibility& visibility, int begin) const {
+    return visibility.Of(last(), begin).begin <= 0 && visibility.Of(first, begin).end >= kBlockSize;
+  }
+};
+
+KVL_DEVICE void HideUnseenOf(const WarpRows& rows, const Visibility& visibility, int begin,
+                             float (&s)[kScoreTiles][4]) {
+  if (rows.SeesAll(visibility, begin)) return;
+  SeenTokens seen[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = rows.of_lane(i);
+    seen[i] = row <= rows.last() ? visibility.Of(row, begin) : SeenTokens{0, 0};
+  }
+  HideUnseen(seen, s);
+}
+
+// What a block of threads does for its item.
+template <int kChannels>
+struct PromptWork {
+  const PromptParams& p;
+  const PromptItem& item;
+  const PromptHead& head;
+  uint16_t* q;
+  TileMemory tile;
+  uint16_t* windows;
+  int first_channel;
+  WarpRows rows;
+  RowSums<kChannels>& sums;
+
+  KVL_DEVICE float scale() const { return p.sm_scale * kLog2E; }
+  KVL_DEVICE const uint16_t* own_q(int rank) const {
+    return q + WarpIdx() * kRowsOfWarp * QueryStride(rank);
+  }
+  KVL_DEVICE void AddValues(const float (&s)[kScoreTiles][4], int rank) {
+    sums.AddValues(s, tile.v + first_channel, ValueStride(rank), rank - first_channel);
+  }
+
+  KVL_DEVICE void AttendSinks() {
+    const uint16_t* const rows_of_q = head.q_full + item.row_begin * head.q_full_stride;
+    StageQueries(rows_of_q, head.q_full_stride, head.head_dim, item.n_rows, q);
+    const Visibility visibility = {head.sinks_visible, head.sink_window, head.gqa_group,
+                                   head.n_sinks};
+    for (int begin = 0; begin < head.n_sinks; begin += kBlockSize) {
+      StageSinkKeys(head.sink_k, head.head_dim, begin, head.n_sinks, tile.k);
+      StageSinkValues(head.sink_v, head.width, begin, head.n_sinks, tile.v);
+      SyncBlock();
+      if (rows.Sees(visibility, begin)) {
+        float s[kScoreTiles][4];
+        FindScores(own_q(head.head_dim), tile.k, head.head_dim, s);
+        HideUnseenOf(rows, visibility, begin, s);
+        sums.Weigh(scale(), s);
+        AddValues(s, head.width);
+      }
+      SyncBlock();
+    }
+  }
+
+  KVL_DEVICE void BringKeys(const BlockPlace& at) {
+    if (at.run == nullptr) return CopyPlainKeys(at.block, head.rank_k, tile.k);
+    ExpandSideOf<true>(at.run->k, at.block, at.block_idx, tile, {tile.k, kKeyStride});
+  }
+  KVL_DEVICE void BringValues(const BlockPlace& at, int n_valid) {
+    if (at.run == nullptr) {
+      const std::byte* const values = at.block + int64_t{2} * kBlockSize * head.rank_k;
+      return CopyPlainValues(values, head.rank_v, n_valid, tile.v);
+    }
+    ExpandSideOf<false>(at.run->v, at.block, at.block_idx, tile,
+                        {tile.v, ValueStride(head.rank_v)});
+  }
+
+  // The entries of the item that a row sees, from a whole block on.
+  KVL_DEVICE SeenTokens SeenEntries(const Visibility& visibility) const {
+    const int begin = visibility.Of(item.row_begin, 0).begin / kBlockSize * kBlockSize;
+    return {begin > item.entry_begin ? begin : item.entry_begin,
+            visibility.Of(item.row_begin + item.n_rows - 1, 0).end};
+  }
+
+  KVL_DEVICE void AttendBlocks() {
+    const Visibility visibility = {head.first_visible, head.window, head.gqa_group, item.entry_end};
+    const SeenTokens seen = SeenEntries(visibility);
+    if (seen.begin >= seen.end) return;
+    StageQueries(head.q + item.row_begin * head.q_stride, head.q_stride, head.rank_k, item.n_rows,
+                 q);
+    BlockFinder finder = {head, p.base};
+    BlockPlace at = finder.Find(seen.begin / kBlockSize);
+    BringKeys(at);
+    CommitCopies();
+    for (int begin = seen.begin; begin < seen.end; begin += kBlockSize) {
+      const int next = begin + kBlockSize;
+      const bool sees = rows.Sees(visibility, begin);
+      WaitCopies<0>();
+      SyncBlock();  // keys are there, and the values before are done with
+      BringValues(at, seen.end < next ? seen.end - begin : kBlockSize);
+      CommitCopies();
+      float s[kScoreTiles][4];
+      if (sees) {
+        FindScores(own_q(head.rank_k), tile.k, head.rank_k, s);
+        if (at.run != nullptr && at.run->k.has_token_scales) ScaleByTokens(tile.k_scales, s);
+      }
+      WaitCopies<0>();
+      SyncBlock();  // values are there, and the keys are done with
+      const bool scales_values = at.run != nullptr && at.run->v.has_token_scales;
+      if (next < seen.end) {
+        at = finder.Find(next / kBlockSize);
+        BringKeys(at);
+      }
+      CommitCopies();
+      if (sees) {
+        HideUnseenOf(rows, visibility, begin, s);
+        sums.Weigh(scale(), s);
+        if (scales_values) ScaleByTokens(tile.v_scales, s);
+        AddValues(s, head.rank_v);
+      }
+    }
+    WaitCopies<0>();
+  }
+
+  // Four channels of a row of the output, or zeros.
+  KVL_DEVICE void WriteFour(int row, int channel, const float (&x)[4]) const {
+    const int64_t at = row / head.gqa_group * head.out_stride +
+                       row % head.gqa_group * head.out_head_stride + channel;
+    for (int c = 0; c < 4; ++c) {
+      if (head.out_type == DType::kBf16) {
+        static_cast<uint16_t*>(head.out)[at + c] = static_cast<uint16_t>(Bf16OfFloat(x[c]));
+      } else {
+        static_cast<float*>(head.out)[at + c] = x[c];
+      }
+    }
+  }
+
+  KVL_DEVICE void Finish() {
+    sums.SumLanes();
+    const int n_own = head.width - first_channel;
+    float* const partial = p.partials + item.partial_offset;
+    const int64_t n_floats = int64_t{item.n_rows} * head.width;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = rows.of_lane(i), of_item = row - item.row_begin;
+      if (row > rows.last()) continue;
+      const bool is_part = item.partial_offset >= 0;
+      const float factor = is_part ? 1.0f : sums.sum[i] == 0 ? 0.0f : 1.0f / sums.sum[i];
+#pragma unroll
+      for (int n = 0; n < kChannels / 16; ++n) {
+        if (16 * n >= n_own) break;
+        const int channel = first_channel + 16 * n + Lane() % 4 * 4;
+        const float(&even)[4] = sums.o[2 * n];
+        const float(&odd)[4] = sums.o[2 * n + 1];
+        const float four[4] = {even[2 * i] * factor, odd[2 * i] * factor, even[2 * i + 1] * factor,
+                               odd[2 * i + 1] * factor};
+        if (is_part) {
+          for (int c = 0; c < 4; ++c)
+            partial[int64_t{of_item} * head.width + channel + c] = four[c];
+        } else {
+          WriteFour(row, channel, four);
+        }
+      }
+      if (is_part && first_channel == 0 && Lane() % 4 == 0) {
+        partial[n_floats + of_item] = sums.max[i] * kLn2;
+        partial[n_floats + (item.n_rows + 15) / 16 * 16 + of_item] = sums.sum[i];
+      }
+    }
+    if (item.partial_offset >= 0 || first_channel > 0 || rows.n <= 0) return;
+    for (int row = rows.first; row <= rows.last(); ++row) {
+      for (int64_t r = head.width + Lane() * 4; r < head.out_head_stride; r += 4 * kWarp) {
+        WriteFour(row, static_cast<int>(r), {0, 0, 0, 0});
+      }
+    }
+  }
+};
+
+template <int kChannels>
+KVL_KERNEL(kMostThreads, 1)
+PromptKernel(KVL_PARAMS(PromptParams) p) {
+  const PromptItem& item = p.items[BlockIdx()];
+  const PromptHead& head = p.heads[item.head];
+  const int first_channel = BlockIdxY() * kChannels;
+  if (first_channel >= head.width) return;
+  const SharedPlaces places =
+      SharedPlaces::Of(WarpCount() * kRowsOfWarp, p.most_rank_k, p.most_rank_v);
+  std::byte* const shared = Shared();
+  auto* const windows = reinterpret_cast<uint16_t*>(shared + places.windows);
+  if (head.n_runs > 0) {
+    const int unit = head.runs[0].k.has_token_scales ? 1 : 0;
+    const uint16_t* const values = &p.tables.values[unit][0][0];
+    for (int i = ThreadIdx(); i < 5 * 64; i += BlockDim()) windows[i] = values[i];
+    SyncBlock();
+  }
+  const int first_row = WarpIdx() * kRowsOfWarp;
+  RowSums<kChannels> sums;
+  sums.Clear();
+  PromptWork<kChannels> work = {p,
+                                item,
+                                head,
+                                reinterpret_cast<uint16_t*>(shared),
+                                {reinterpret_cast<uint32_t*>(shared + places.k),
+                                 reinterpret_cast<uint32_t*>(shared + places.v),
+                                 reinterpret_cast<float*>(shared + places.k_scales),
+                                 reinterpret_cast<float*>(shared + places.v_scales), windows},
+                                windows,
+                                first_channel,
+                                {item.row_begin + first_row, item.n_rows - first_row},
+                                sums};
+  if (item.entry_begin == 0 && head.n_sinks > 0) work.AttendSinks();
+  work.AttendBlocks();
+  work.Finish();
+}
+
+template <int kChannels>
+void LaunchFor(cudaStream_t stream, const PromptParams& p) {
+  const int n_warps = (p.most_rows + kRowsOfWarp - 1) / kRowsOfWarp;
+  const int rows = n_warps * kRowsOfWarp;
+  Launch(stream, PromptKernel<kChannels>,
+         {.n_blocks = p.n_items,
+          .n_threads = n_warps * kWarp,
+          .shared_bytes = PromptSharedBytes(rows, p.most_rank_k, p.most_rank_v),
+          .n_blocks_y = (p.most_width + kChannels - 1) / kChannels},
+         p);
+}
+
+}  // namespace
+
+int64_t PromptSharedBytes(int rows, int most_rank_k, int most_rank_v) {
+  rows = (rows + kRowsOfWarp - 1) / kRowsOfWarp * kRowsOfWarp;
+  return SharedPlaces::Of(rows, most_rank_k, most_rank_v).n_bytes;
+}
+
+void AttendPrompt(cudaStream_t stream, const PromptParams& params) {
+  if (params.most_width <= 64) return LaunchFor<64>(stream, params);
+  if (params.most_width <= 128) return LaunchFor<128>(stream, params);
+  LaunchFor<256>(stream, params);
+}
+
+}  // namespace kvlathe::cuda

@@ -1,0 +1,80 @@
+// Attention of many rows on a GPU: those of a prompt, or of any job whose codec no faster kernel
+// reads. The threads of a block expand each block of a head once, to BF16 in shared memory, and
+// every warp takes 16 rows over it, in the manner of FlashAttention-2 (Dao 2023, arXiv 2307.08691):
+// sums of scores, weights and values stay in registers.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/kernels/attend/expand.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe::cuda {
+
+// The attention of one KV head of one sequence (HeadJob, machine/attention/head_job.h, whose fields
+// mean the same) with addresses. Rows are in BF16; ranks and head_dim are multiples of 16.
+struct PromptHead {
+  int rank_k = 0;
+  int rank_v = 0;
+  int width = 0;  // of an output row, at least rank_v
+  int gqa_group = 1;
+  const uint16_t* q = nullptr;  // [n_rows, rank_k], not scaled
+  int64_t q_stride = 0;
+  const uint32_t* blocks = nullptr;  // places, in steps of kDeviceAlignment bytes from the base
+  const ExpandRun* runs = nullptr;   // one after the other from the first block
+  int n_runs = 0;                    // blocks behind them are plain
+  int first_visible = 0;
+  int window = 0;                    // at least 1, or 0: all
+  const uint16_t* q_full = nullptr;  // [n_rows, head_dim]
+  int64_t q_full_stride = 0;
+  int head_dim = 0;
+  const uint16_t* sink_k = nullptr;  // [n_sinks, head_dim]
+  const uint16_t* sink_v = nullptr;  // [n_sinks, width]
+  int n_sinks = 0;
+  int sinks_visible = 0;
+  int sink_window = 0;  // as window
+  void* out = nullptr;
+  DType out_type = DType::kF32;  // kF32 or kBf16
+  int64_t out_stride = 0;        // elements, from token to token
+  int64_t out_head_stride = 0;   // elements, at least width, filled with zeros
+};
+
+// Rows [row_begin, row_begin + n_rows) of a head over entries [entry_begin, entry_end), as
+// WorkItem (machine/attention/plan.h).
+struct PromptItem {
+  int head = 0;
+  int row_begin = 0;
+  int n_rows = 0;
+  int entry_begin = 0;  // multiple of kBlockSize; the item of entry 0 adds the sinks
+  int entry_end = 0;
+  // Where in `partials` the partial result goes (PartialFloats); -1: the item finishes its rows.
+  int64_t partial_offset = -1;
+};
+
+struct PromptParams {
+  const std::byte* base = nullptr;  // of places
+  const PromptHead* heads = nullptr;
+  const PromptItem* items = nullptr;
+  int n_items = 0;
+  float sm_scale = 1;
+  float* partials = nullptr;
+  // The largest of all heads.
+  int most_rank_k = 0;  // head_dim of heads with sinks included
+  int most_rank_v = 0;
+  int most_width = 0;
+  int most_rows = 0;  // of an item, at most kMostPromptRows
+  WindowTables tables;
+};
+
+inline constexpr int kMostPromptRows = 128;
+
+// Bytes of shared memory that a launch takes for items of `rows` rows. A GPU has 99 KiB (sm_86,
+// sm_89), 163 KiB (sm_80) or 227 KiB (sm_90) for a block of threads.
+int64_t PromptSharedBytes(int rows, int most_rank_k, int most_rank_v);
+
+void AttendPrompt(cudaStream_t stream, const PromptParams& params);
+
+}  // namespace kvlathe::cuda

@@ -1,0 +1,279 @@
+// Blocks as operands of matrix products: a reader makes the A registers of mma.m16n8k16 from the
+// words of a block, whichever its format.
+//
+// A tile of a side is 16 channels of all 64 entries of a block. It is four products deep, and a
+// lane with g = lane / 4 and i = lane % 4 holds of product n
+//   K: a[0] entry 16 n + 2 g, channels 4 i, 4 i + 1        a[1] entry 16 n + 2 g + 1, the same
+//      a[2] entry 16 n + 2 g, channels 4 i + 2, 4 i + 3    a[3] entry 16 n + 2 g + 1, the same
+//   V: a[0] channel 2 g, entries of pair 8 i + n           a[1] channel 2 g + 1, the same
+//      a[2] channel 2 g, entries of pair 8 i + 4 + n       a[3] channel 2 g + 1, the same
+// So scores lie as [16 entries][8 rows], outputs as [16 channels][8 rows], and both sides are read
+// by the same words: those of `slot` s (a[2 s], a[2 s + 1]) lie side by side. Rows of queries and
+// probabilities are B operands, which lanes read from rows in shared memory: of K channels 4 i to
+// 4 i + 3 of row g, of V entries 16 i to 16 i + 15 of row g, 8 bytes and 32 bytes at once.
+//
+// Plain rows are Bf16. Codes become F16, which all of them are exactly: numbers n as n 2^-24, whose
+// bits are n itself, unit codes as what they stand for.
+#pragma once
+
+#include "cuda/simt/simt.h"
+#include "format/codes/code_lines.h"
+#include "format/split_bits/unit_codes.h"
+
+namespace kvlathe::cuda {
+
+using simt::Words2;
+using simt::Words4;
+
+// What numbers of codes are multiplied with to count 1.
+inline constexpr float kNumberUnit = 16777216.0f;
+
+using Tile = uint32_t[4][4];
+
+// Where the words of a tile lie for a lane: those of slot 1 are slot_step bytes behind those of
+// slot 0, and where a slot has several groups, these are group_step apart.
+struct TileAt {
+  const std::byte* words = nullptr;
+  const std::byte* group = nullptr;  // the start of slot 0's group
+  int slot_step = 0;
+  int group_step = 0;
+};
+
+// Codes of kBits.
+template <int kBits>
+struct CodeReader {
+  static constexpr bool kHasHigh = HasHighBit(kBits);
+  static constexpr int kLow = LowBits(kBits);
+  static constexpr int kGroup = GroupBytes(kBits);
+  // Bytes from a tile to the next one.
+  static constexpr int kKeyStep = 128 * kBits;
+  static constexpr int kValueStep = kGroup;
+
+  // `codes`: those of the segment, whose V has n_tiles.
+  KVL_DEVICE static TileAt KeyTile(const std::byte* codes, int lane) {
+    const int g = lane / 4, i = lane % 4;
+    TileAt at;
+    if constexpr (kBits == 8) {
+      at.group = codes + i * 4 * kGroup;
+      at.words = at.group + g / 2 * 16 + g % 2 * 4;
+      at.slot_step = 2 * kGroup;
+      at.group_step = kGroup;
+    } else if constexpr (kLow == 4) {
+      at.group = codes + i * 2 * kGroup;
+      at.words = at.group + g * 8;
+      at.slot_step = kGroup;
+    } else if constexpr (kLow == 2) {
+      at.group = codes + i * kGroup;
+      at.words = at.group + g * 8;
+    } else {
+      at.group = codes + i / 2 * kGroup;
+      at.words = at.group + g * 8;
+    }
+    return at;
+  }
+  KVL_DEVICE static TileAt ValueTile(const std::byte* codes, int n_tiles, int lane) {
+    const int g = lane / 4, i = lane % 4, row = n_tiles * kGroup;
+    TileAt at;
+    if constexpr (kBits == 8) {
+      at.group = codes + i * 4 * row;
+      at.words = at.group + g / 2 * 16 + g % 2 * 4;
+      at.slot_step = 2 * row;
+      at.group_step = row;
+    } else if constexpr (kLow == 4) {
+      at.group = codes + i * 2 * row;
+      at.words = at.group + g * 8;
+      at.slot_step = row;
+    } else if constexpr (kLow == 2) {
+      at.group = codes + i * row;
+      at.words = at.group + g * 8;
+    } else {
+      at.group = codes + i / 2 * row;
+      at.words = at.group + g * 8;
+    }
+    return at;
+  }
+
+  // The words of a tile as they lie in memory.
+  struct Words {
+    uint32_t low[kBits == 8 ? 8 : kLow == 4 ? 4 : 2];
+    uint32_t high[kHasHigh ? 8 : 1];
+  };
+  KVL_DEVICE static void Load(const TileAt& at, int offset, Words* words) {
+    if constexpr (kBits == 8) {
+#pragma unroll
+      for (int w = 0; w < 8; ++w) {  // slot, group, line
+        words->low[w] = simt::LoadWord(at.words + offset + w / 4 * at.slot_step +
+                                       w / 2 % 2 * at.group_step + w % 2 * 8);
+      }
+    } else {
+      constexpr int kSlots = kLow == 4 ? 2 : 1;
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const Words2 two = simt::LoadWords2(at.words + offset + slot * at.slot_step);
+        words->low[2 * slot] = two.x[0];
+        words->low[2 * slot + 1] = two.x[1];
+        if constexpr (kHasHigh) {
+          const std::byte* const high = at.group + offset + slot * at.slot_step + 64;
+#pragma unroll
+          for (int part = 0; part < 2 / kSlots; ++part) {
+            const Words4 four = simt::LoadWords4(high + 16 * part);
+#pragma unroll
+            for (int w = 0; w < 4; ++w) words->high[4 * (slot + part) + w] = four.x[w];
+          }
+        }
+      }
+    }
+  }
+
+  // Codes as numbers n 2^-24. `flip`: 0x80808080 where codes of 8 bits are signed, which then
+  // count 128 more.
+  KVL_DEVICE static void Numbers(const Words& words, uint32_t flip, int lane, Tile& a) {
+    static_assert(kBits == 8 || kBits <= 4);
+#pragma unroll
+    for (int slot = 0; slot < 2; ++slot) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        if constexpr (kBits == 8) {
+          const uint32_t x = words.low[4 * slot + n] ^ flip;
+          a[n][2 * slot] = simt::PermuteBytes(x, 0, 0x4140);
+          a[n][2 * slot + 1] = simt::PermuteBytes(x, 0, 0x4342);
+        } else {
+          constexpr uint32_t kMask = ((1u << kLow) - 1) * 0x10001u;
+#pragma unroll
+          for (int row = 0; row < 2; ++row) {
+            const int line = kLow == 4 ? n : 4 * slot + n;
+            const uint32_t x = words.low[kLow == 4 ? 2 * slot + row : row];
+            uint32_t code = x >> (kLow * line) & kMask;
+            if constexpr (kHasHigh) code |= HighBits(words.high[line], row, lane);
+            a[n][2 * slot + row] = code;
+          }
+        }
+      }
+    }
+  }
+
+  // Codes as what they stand for. `table`: of window `lane`, in F16; it is met by all lanes.
+  KVL_DEVICE static void Units(const Words& words, uint32_t table, int lane, Tile& a) {
+    if constexpr (kBits == 8) {
+      constexpr uint32_t kSixteenth = 0x2c002c00, kMinus72 = 0xd480d480;
+#pragma unroll
+      for (int w = 0; w < 8; ++w) {  // 1024 + n, then (n - 128) / 16
+        const uint32_t x = words.low[w];
+        const uint32_t first = simt::PermuteBytes(x, 0x64646464, 0x4140);
+        const uint32_t second = simt::PermuteBytes(x, 0x64646464, 0x4342);
+        a[w % 4][w / 4 * 2] = simt::FmaF16x2(first, kSixteenth, kMinus72);
+        a[w % 4][w / 4 * 2 + 1] = simt::FmaF16x2(second, kSixteenth, kMinus72);
+      }
+    } else {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+#pragma unroll
+        for (int part = 0; part < (kLow == 4 ? 2 : 1); ++part)
+          UnitsOf(words, row, part, table, lane, a);
+      }
+    }
+  }
+
+ private:
+  // The high bits of both codes of a word, as bit 2 of either half.
+  KVL_DEVICE static uint32_t HighBits(uint32_t word, int row, int lane) {
+    static_assert(kLow <= 4);
+    const uint32_t turn = static_cast<uint32_t>(lane / 4 * 4 + 2 * row - 2);
+    const uint32_t both = simt::ShiftRight(word, word, turn) & 0xc;  // in bits 2 and 3
+    return (both * 0x8001u) & 0x00040004u;
+  }
+
+  // Those of one word.
+  KVL_DEVICE static void UnitsOf(const Words& words, int row, int part, uint32_t table, int lane,
+                                 Tile& a) {
+    constexpr int kCodes = kLow == 4 ? 4 : 8;
+    uint32_t x = words.low[kLow == 4 ? 2 * part + row : row];
+    uint32_t turned = simt::PermuteBytes(x, 0, 0x2301);  // either half by 8 bits
+    if constexpr (kBits == 1) {
+      if (lane % 2 == 1) {  // the lane's codes are those from bit 8 on
+        const uint32_t swapped = x;
+        x = turned;
+        turned = swapped;
+      }
+    }
+#pragma unroll
+    for (int code = 0; code < kCodes; ++code) {
+      const int shift = kLow * code;
+      // Windows of codes from bit 8 on are those of the turned word from bit 0 on.
+      const uint32_t from = shift >= 8 ? turned : x;
+      uint32_t first = from >> (shift % 8), second = from >> (shift % 8 + 16);
+      if constexpr (kHasHigh) {
+        const uint32_t word = words.high[4 * part + code];
+        const uint32_t high =
+            simt::ShiftRight(word, word, static_cast<uint32_t>(lane / 4 * 4 + 2 * row - 4));
+        first = (first & 0xf) | (high & ~0xfu);
+        second = (second & 0xf) | (high >> 1 & ~0xfu);
+      }
+      const uint32_t low = simt::Shuffle(table, static_cast<int>(first));
+      const uint32_t upper = simt::Shuffle(table, static_cast<int>(second));
+      const int slot = kLow == 4 ? part : code / 4;
+      a[code % 4][2 * slot + row] = simt::PermuteBytes(low, upper, 0x5410);
+    }
+  }
+};
+
+// Plain rows in Bf16.
+struct RowReader {
+  static constexpr int kKeyStep = 2048;
+  static constexpr int kValueStep = 64;
+  struct Words {
+    Words2 two[2][4];  // by slot and product
+  };
+
+  KVL_DEVICE static TileAt KeyTile(const std::byte* rows, int lane) {
+    TileAt at;
+    at.words = rows + lane % 4 * 512 + lane / 4 * 8;
+    at.slot_step = 256;
+    at.group_step = 64;
+    return at;
+  }
+  KVL_DEVICE static TileAt ValueTile(const std::byte* rows, int n_tiles, int lane) {
+    const int pair = n_tiles * 64;
+    TileAt at;
+    at.words = rows + lane % 4 * 8 * pair + lane / 4 * 8;
+    at.slot_step = 4 * pair;
+    at.group_step = pair;
+    return at;
+  }
+  KVL_DEVICE static void Load(const TileAt& at, int offset, Words* words) {
+#pragma unroll
+    for (int slot = 0; slot < 2; ++slot) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        words->two[slot][n] =
+            simt::LoadWords2(at.words + offset + slot * at.slot_step + n * at.group_step);
+      }
+    }
+  }
+  KVL_DEVICE static void Rows(const Words& words, Tile& a) {
+#pragma unroll
+    for (int slot = 0; slot < 2; ++slot) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        a[n][2 * slot] = words.two[slot][n].x[0];
+        a[n][2 * slot + 1] = words.two[slot][n].x[1];
+      }
+    }
+  }
+  // Clears entries of V outside [begin, end), which may hold anything.
+  KVL_DEVICE static void ClearUnseenValues(int begin, int end, int lane, Tile& a) {
+#pragma unroll
+    for (int slot = 0; slot < 2; ++slot) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int entry = 2 * (8 * (lane % 4) + 4 * slot + n);
+        const uint32_t mask = (entry >= begin && entry < end ? 0xffffu : 0) |
+                              (entry + 1 >= begin && entry + 1 < end ? 0xffff0000u : 0);
+        a[n][2 * slot] &= mask;
+        a[n][2 * slot + 1] &= mask;
+      }
+    }
+  }
+};
+
+}  // namespace kvlathe::cuda

@@ -1,0 +1,98 @@
+// The kernels behind row_products.h; sources instantiate them for some of the weight types each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/kernels/rows/row_access.cuh"
+#include "cuda/kernels/weights/weight_loops.cuh"
+#include "cuda/simt/launch.h"
+
+namespace kvlathe::cuda {
+
+inline constexpr int kProductThreads = 256;
+inline constexpr int kProductWarps = kProductThreads / simt::kWarp;
+
+// Product BlockIdxY() / n_row_tiles, rows from kTileRows * (BlockIdxY() % n_row_tiles) on.
+struct PlacedProduct {
+  RowProduct product;
+  int first_row = 0;
+};
+KVL_DEVICE PlacedProduct ProductOfBlock(const RowProductsParams& p) {
+  const int n_row_tiles = (p.max_rows + kTileRows - 1) / kTileRows;
+  const int item = simt::BlockIdxY() / n_row_tiles;
+  return {p.items == nullptr ? p.one : p.items[item], simt::BlockIdxY() % n_row_tiles * kTileRows};
+}
+
+// y[row][out] takes a sum.
+KVL_DEVICE void PutSum(const RowProductsParams& p, const RowProduct& product, int row, int out,
+                       float sum) {
+  if (product.bias != nullptr) sum += product.bias[out];
+  const int64_t idx = row * product.y_stride + out;
+  if (p.accumulate) sum += static_cast<const float*>(product.y)[idx];
+  StoreRounded(Floats<1>{{sum}}, p.y_type, product.y, idx);
+}
+
+// A block has kTiles tiles of outputs; its warps share the inputs, each a range of them, and their
+// sums are added up in the order of the warps.
+template <WeightType kType, int kTiles>
+KVL_KERNEL(kProductThreads)
+ProductKernel(KVL_PARAMS(RowProductsParams) p) {
+  using Loop = StretchLoop<kType, kTiles>;
+  constexpr int kOuts = kTiles * kTileOuts;
+  const PlacedProduct placed = ProductOfBlock(p);
+  const RowProduct& product = placed.product;
+  const int first_out = simt::BlockIdx() * kOuts;
+  const int n_rows = product.n_rows - placed.first_row;
+  if (first_out >= product.n_out || n_rows <= 0) return;
+  const int g = simt::Lane() / 4, i = simt::Lane() % 4;
+  const std::byte* rows[kTiles][2];
+  for (int tile = 0; tile < kTiles; ++tile) {
+    for (int r = 0; r < 2; ++r) {
+      const int out = first_out + tile * kTileOuts + r * 8 + g;
+      rows[tile][r] =
+          product.w + (out < product.n_out ? out : product.n_out - 1) * product.w_row_bytes;
+    }
+  }
+  const uint16_t* const x = g < n_rows ? static_cast<const uint16_t*>(product.x) +
+                                             (placed.first_row + g) * product.x_stride
+                                       : nullptr;
+  const bool in_fours =
+      product.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(product.x) % 8 == 0;
+  const int n_steps = (product.n_in + kStretch * Loop::kStep - 1) / (kStretch * Loop::kStep);
+  const int begin = n_steps * simt::WarpIdx() / kProductWarps;
+  const int end = n_steps * (simt::WarpIdx() + 1) / kProductWarps;
+  float acc[kTiles][4] = {};
+  Loop::Run(rows, x, product.n_in, in_fours, begin * Loop::kStep, end * Loop::kStep, acc);
+
+  auto* const sums = reinterpret_cast<float*>(simt::Shared());  // [warps][kTileRows][kOuts]
+  float* const mine = sums + simt::WarpIdx() * kTileRows * kOuts;
+  for (int tile = 0; tile < kTiles; ++tile) {
+    for (int j = 0; j < 4; ++j) {
+      mine[(2 * i + j % 2) * kOuts + tile * kTileOuts + j / 2 * 8 + g] = acc[tile][j];
+    }
+  }
+  simt::SyncBlock();
+  for (int idx = simt::ThreadIdx(); idx < kTileRows * kOuts; idx += kProductThreads) {
+    const int row = idx / kOuts, out = first_out + idx % kOuts;
+    if (row >= n_rows || out >= product.n_out) continue;
+    float sum = 0;
+    for (int w = 0; w < kProductWarps; ++w) sum += sums[w * kTileRows * kOuts + idx];
+    PutSum(p, product, placed.first_row + row, out, sum);
+  }
+}
+
+template <WeightType kType>
+void LaunchProducts(cudaStream_t stream, const RowProductsParams& params) {
+  constexpr int kTiles = 1;
+  constexpr int kOuts = kTiles * kTileOuts;
+  const int n_row_tiles = (params.max_rows + kTileRows - 1) / kTileRows;
+  simt::Launch(stream, ProductKernel<kType, kTiles>,
+               {.n_blocks = (params.max_out + kOuts - 1) / kOuts,
+                .n_threads = kProductThreads,
+                .shared_bytes = kProductWarps * kTileRows * kOuts * int64_t{sizeof(float)},
+                .n_blocks_y = params.n_items * n_row_tiles},
+               params);
+}
+
+}  // namespace kvlathe::cuda

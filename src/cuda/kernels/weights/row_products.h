@@ -1,0 +1,43 @@
+// Products of few rows with weights on a GPU: y = x W^T + bias. Weights in blocks are read as a
+// file has them and are never written in another form.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "machine/weight_type.h"
+#include "tensor/dtype.h"
+
+namespace kvlathe::cuda {
+
+// One product. Strides in elements.
+struct RowProduct {
+  const std::byte* w = nullptr;  // [n_out] rows that begin at multiples of 16, w_row_bytes apart
+  int64_t w_row_bytes = 0;
+  const void* x = nullptr;  // [n_rows, n_in], F32 with weights of F32, else BF16
+  int64_t x_stride = 0;
+  void* y = nullptr;  // [n_rows, n_out]
+  int64_t y_stride = 0;
+  const float* bias = nullptr;  // [n_out]; null: none
+  int n_rows = 0;
+  int n_out = 0;
+  int n_in = 0;
+};
+
+// Products with weights of one type. A row gets the same bits whatever other rows there are: each
+// is multiplied with integers in BF16, summed up in F32 and scaled in F32.
+struct RowProductsParams {
+  WeightType type = WeightType::kBf16;
+  DType y_type = DType::kF32;
+  bool accumulate = false;            // y += (kF32 only)
+  RowProduct one;                     // where `items` is null
+  const RowProduct* items = nullptr;  // [n_items] in the memory of the device
+  int n_items = 1;
+  int max_rows = 0;  // of a product
+  int max_out = 0;
+};
+void MultiplyRows(cudaStream_t stream, const RowProductsParams& params);
+
+}  // namespace kvlathe::cuda

@@ -1,0 +1,181 @@
+#include "cuda/seal/cuda_sealer.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "cuda/kernels/seal/split.h"
+#include "cuda/kernels/seal/uniform.h"
+#include "cuda/seal/seal_lists.h"
+
+namespace kvlathe {
+namespace {
+
+using cuda::RowKind;
+
+// --- What is not finite ---
+
+// A run as the report tells of it.
+struct ReportedRun {
+  int sequence = 0;
+  int first_head = 0;  // of the whole model
+  int n_heads = 0;
+};
+
+// A place in a batch: run, head, side.
+struct BadSide {
+  int head = -1;  // of the whole model; -1: there is none
+  bool is_key = true;
+};
+
+// The first side of the runs of a sequence that is not finite, in the order in which the CPU looks
+// for it: where layers have records V of all heads comes first. `flags` are those of the runs.
+BadSide FirstBadOf(std::span<const ReportedRun> runs, bool has_layer_records,
+                   std::span<const int32_t> flags) {
+  const auto find = [&](bool looks_at_keys) -> BadSide {
+    size_t head = 0;
+    for (const ReportedRun& run : runs) {
+      for (int h = 0; h < run.n_heads; ++h, ++head) {
+        if (looks_at_keys && flags[2 * head] != 0) return {run.first_head + h, true};
+        if (flags[2 * head + 1] != 0) return {run.first_head + h, false};
+      }
+    }
+    return {};
+  };
+  const BadSide of_values = has_layer_records ? find(false) : BadSide();
+  return of_values.head >= 0 ? of_values : find(true);
+}
+
+void ReportRuns(std::span<const ReportedRun> runs, int layer_idx, bool has_layer_records,
+                std::span<const int32_t> flags, StepReport* report) {
+  while (!runs.empty()) {
+    const int sequence = runs.front().sequence;
+    const auto end = std::ranges::find_if(
+        runs, [sequence](const ReportedRun& run) { return run.sequence != sequence; });
+    const auto own = runs.first(end - runs.begin());
+    const BadSide bad = FirstBadOf(own, has_layer_records, flags);
+    if (bad.head >= 0) {
+      report->failures.push_back(
+          {sequence, layer_idx,
+           Error(StatusCode::kDataLoss,
+                 "{} of KV head {} holds NaN or infinity; such rows cannot be compressed",
+                 bad.is_key ? "K" : "V", bad.head)});
+    }
+    for (const ReportedRun& run : own) flags = flags.subspan(2 * run.n_heads);
+    runs = runs.subspan(own.size());
+  }
+}
+
+bool HasLayerRecords(const SealBatch& batch) {
+  const SealRunPlan& run = batch.runs.front();
+  return LayerRecordBytes(ShapeOf(batch, run, run.heads.front())) > 0;
+}
+
+// --- Parameters ---
+
+RowKind KindOf(const SealBatch& batch) {
+  if (FactsOf(batch.format.codec).codes_open_rows) return RowKind::kCoded;
+  return batch.row_type == DType::kBf16 ? RowKind::kBf16 : RowKind::kF32;
+}
+
+cuda::CodedSide CodedSideOf(const PackedSide& side) {
+  return {.bits = side.bits, .sharing = side.sharing, .is_symmetric = side.is_symmetric};
+}
+
+cuda::UnitTables UnitTablesOf(StoredUnit unit) {
+  cuda::UnitTables tables = {};
+  for (int bits = 1; bits <= cuda::kMostUnitBits; ++bits) {
+    std::copy_n(UnitValues(bits, unit), kCodeWindows, tables.values[bits - 1]);
+    std::copy_n(SoughtUnitValues(bits, unit), kCodeWindows, tables.sought[bits - 1]);
+    std::ranges::copy(UnitCentroids(bits, unit), tables.centroids[bits - 1]);
+    std::ranges::copy(UnitBoundaries(bits, unit), tables.boundaries[bits - 1]);
+  }
+  return tables;
+}
+
+cuda::SplitParams SplitParamsOf(const cuda::SealKernelParams& all, const SplitBitsCodec& codec) {
+  cuda::SplitParams params = {.all = all, .unit = codec.unit, .tables = UnitTablesOf(codec.unit)};
+  for (size_t i = 0; i < kSplitBits.size(); ++i) {
+    params.bits[i] = kSplitBits[i];
+    params.shares[i] = static_cast<float>(1 / UnitLoss(kSplitBits[i], StoredUnit::kToken));
+  }
+  return params;
+}
+
+cuda::UniformParams UniformParamsOf(const cuda::SealKernelParams& all, const Codec& codec) {
+  const PackedSide k = KeySide(codec), v = ValueSide(codec);
+  cuda::UniformParams params = {.all = all, .k = CodedSideOf(k), .v = CodedSideOf(v)};
+  if (k.table != nullptr) {
+    params.has_table = true;
+    params.steps = k.table->steps;
+    params.table_unit = k.table->unit;
+  }
+  return params;
+}
+
+// Among how many blocks of threads the channels of a span are shared out, so that all of a GPU has
+// work where spans are few and long.
+int SpanPartsOf(const SealLists& lists) {
+  constexpr int kBlocksOfThreads = 1024, kMostParts = 16;
+  const auto n_spans = static_cast<int>(lists.spans().size());
+  return std::clamp(kBlocksOfThreads / std::max(1, n_spans), 1, kMostParts);
+}
+
+void SealUniformRuns(const SealBatch& batch, const SealLists& lists,
+                     const cuda::SealKernelParams& all, CudaStream* stream) {
+  cuda::UniformParams params = UniformParamsOf(all, batch.format.codec);
+  if (params.k.sharing == ScaleSharing::kChannel) {
+    params.spans = stream->Send(std::span<const cuda::SealedPlace>(lists.spans()));
+    if (params.spans == nullptr) return;
+    params.n_spans = static_cast<int>(lists.spans().size());
+    params.n_span_parts = SpanPartsOf(lists);
+  }
+  if (params.v.sharing == ScaleSharing::kTokenLayer) {
+    params.layer_places = stream->Send(std::span<const cuda::SealedPlace>(lists.layer_places()));
+    if (params.layer_places == nullptr) return;
+    params.n_layer_places = static_cast<int>(lists.layer_places().size());
+  }
+  cuda::SealUniform(stream->get(), params);
+}
+
+}  // namespace
+
+bool CudaSealer::Takes(const SealBatch& batch) {
+  const Codec& codec = batch.format.codec;
+  if (!std::holds_alternative<UniformCodec>(codec) && !std::holds_alternative<TableCodec>(codec) &&
+      !std::holds_alternative<SplitBitsCodec>(codec)) {
+    return false;
+  }
+  return batch.format.sparse_share == 0 &&
+         std::ranges::all_of(batch.runs, [&](const SealRunPlan& run) {
+           return ShapeOf(batch, run, run.heads.front()).lowrank() == 0;
+         });
+}
+
+void CudaSealer::Seal(const SealBatch& batch) {
+  if (batch.runs.empty()) return;
+  SealLists lists(batch);
+  std::vector<ReportedRun> runs;
+  for (const SealRunPlan& run : batch.runs) {
+    runs.push_back({run.sequence, run.first_head, static_cast<int>(run.heads.size())});
+  }
+  cuda::SealKernelParams params = {.row_kind = KindOf(batch),
+                                   .has_one_side = batch.format.has_one_side()};
+  params.not_finite =
+      flags_.Take(int64_t{2} * lists.n_heads(),
+                  [runs, layer_idx = batch.layer_idx, has_layer_records = HasLayerRecords(batch)](
+                      auto flags, StepReport* report) {
+                    ReportRuns(runs, layer_idx, has_layer_records, flags, report);
+                  });
+  if (params.not_finite == nullptr || !lists.Send(&stream_, &params)) return;
+  cuda::CheckRows(stream_.get(), params);
+  if (const auto* const codec = std::get_if<SplitBitsCodec>(&batch.format.codec)) {
+    cuda::SealSplit(stream_.get(), SplitParamsOf(params, *codec));
+  } else {
+    SealUniformRuns(batch, lists, params, &stream_);
+  }
+}
+
+}  // namespace kvlathe

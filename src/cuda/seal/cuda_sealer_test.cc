@@ -1,0 +1,164 @@
+// Runs that are sealed on a GPU against those of the CPU, byte for byte.
+#include "cuda/seal/cuda_sealer.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpu/kernels/testing/seal_test_layer.h"
+#include "cuda/testing/seal_on_device.h"
+
+namespace kvlathe {
+namespace {
+
+// The layer's run as a device gets it. What is sealed goes into the layer.
+RunOnDevice OnDevice(Layer* layer, int sequence) {
+  RunOnDevice run;
+  for (int h = 0; h < layer->n_heads(); ++h) {
+    RunOnDevice::Head head = {
+        .shape = {layer->heads[h].rank_k, layer->heads[h].rank_v, layer->row_type},
+        .storage = {},
+        .blocks = {},
+        .packed = {},
+        .record = layer->records[h].empty() ? nullptr : &layer->records[h]};
+    for (int b = 0; b < layer->n_blocks; ++b) {
+      head.blocks.push_back(layer->plain[h * layer->n_blocks + b]);
+      head.packed.push_back(&layer->packed[h * layer->n_blocks + b]);
+    }
+    run.heads.push_back(std::move(head));
+  }
+  run.layer_record = layer->layer_record.empty() ? nullptr : &layer->layer_record;
+  run.plan.sequence = sequence;
+  run.plan.n_blocks = layer->n_blocks;
+  run.plan.is_prompt = layer->is_prompt;
+  run.plan.seed = 7;
+  return run;
+}
+
+std::vector<StepReport::Failure> SealLayers(SealDevice* device, const std::vector<Layer*>& layers) {
+  std::vector<RunOnDevice> runs;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    runs.push_back(OnDevice(layers[i], static_cast<int>(i)));
+  }
+  std::vector<RunOnDevice*> pointers;
+  for (RunOnDevice& run : runs) pointers.push_back(&run);
+  return SealOnDevice(device,
+                      {.layer_idx = 3,
+                       .format = layers[0]->format,
+                       .row_type = layers[0]->row_type,
+                       .power_loops = 3},
+                      pointers);
+}
+
+Status SealOnCpu(Layer* layer) {
+  ThreadPool pool(1);
+  Sealer sealer(layer->format, layer->row_type, 3, &pool, AvailableIsas().back());
+  const SealJob job = layer->Job(7);
+  return sealer.Run({&job, 1});
+}
+
+// Says where the first byte differs.
+std::string DifferenceOf(const std::vector<std::byte>& want, const std::vector<std::byte>& got) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (want[i] != got[i]) return fmt::format("byte {} of {}", i, want.size());
+  }
+  return "";
+}
+void ExpectSame(const Layer& want, const Layer& got) {
+  for (size_t i = 0; i < want.packed.size(); ++i) {
+    ASSERT_EQ(DifferenceOf(want.packed[i], got.packed[i]), "") << "packed block " << i;
+  }
+  for (size_t h = 0; h < want.records.size(); ++h) {
+    ASSERT_EQ(DifferenceOf(want.records[h], got.records[h]), "") << "record of head " << h;
+  }
+  ASSERT_EQ(DifferenceOf(want.layer_record, got.layer_record), "") << "layer record";
+}
+
+bool IsTaken(const PackedFormat& format) {
+  const std::vector<RefHead> heads = {{.rank_k = 16, .rank_v = 16, .k = {}, .v = {}}};
+  const SealHeadPlan head = {.shape = {16, 16}};
+  const SealRunPlan run = {.heads = {&head, 1}, .n_blocks = 1};
+  return CudaSealer::Takes({.format = format, .runs = {&run, 1}});
+}
+
+TEST(CudaSealerTest, BytesAreThoseOfTheCpu) {
+  SealDevice device;
+  Random random(1);
+  int n_formats = 0;
+  for (const Named& named : Formats()) {
+    if (!IsTaken(named.format)) continue;
+    ++n_formats;
+    for (int data = 0; data < static_cast<int>(Data::kLast); ++data) {
+      const DType row_type = random.Below(2) == 0 ? DType::kBf16 : DType::kF32;
+      const auto& ranks = Heads()[1 + random.Below(Heads().size() - 1)];
+      const int n_blocks = 1 + static_cast<int>(random.Below(data == 0 ? 5 : 2));
+      SCOPED_TRACE(fmt::format("{} {} data {} blocks {} heads {}", named.name, DTypeName(row_type),
+                               data, n_blocks, ranks.size()));
+      Layer want(named.format, row_type,
+                 DrawHeads(static_cast<Data>(data), ranks, n_blocks, row_type, random.Next()),
+                 n_blocks, random.Below(2) == 0);
+      Layer got = want;
+      ASSERT_TRUE(SealOnCpu(&want).ok());
+      EXPECT_TRUE(SealLayers(&device, {&got}).empty());
+      ExpectSame(want, got);
+      if (HasFatalFailure()) return;
+    }
+  }
+  EXPECT_GE(n_formats, 19);
+}
+
+// Runs of several lengths and sequences in one batch.
+TEST(CudaSealerTest, RunsDoNotDependOnEachOther) {
+  SealDevice device;
+  const PackedFormat format = Uniform(Channel(3, 128), LayerToken(4));
+  std::vector<Layer> want, got;
+  for (int i = 0; i < 4; ++i) {
+    const int n_blocks = i == 1 ? 6 : 1 + i;
+    want.emplace_back(format, DType::kBf16,
+                      DrawHeads(Data::kTypical, Heads()[3 - i], n_blocks, DType::kBf16, 100 + i),
+                      n_blocks, i != 2);
+    got.push_back(want.back());
+  }
+  EXPECT_TRUE(SealLayers(&device, {&got[0], &got[1], &got[2], &got[3]}).empty());
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(SealOnCpu(&want[i]).ok());
+    ExpectSame(want[i], got[i]);
+  }
+}
+
+TEST(CudaSealerTest, SaysWhichSequenceIsNotFinite) {
+  SealDevice device;
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const char* name : {"kivi2_g64", "kcvt4", "token2"}) {
+    for (const Named& named : Formats()) {
+      if (named.name != name) continue;
+      for (DType row_type : {DType::kBf16, DType::kF32}) {
+        for (const float bad : {inf, -inf, std::nanf(""), -std::nanf("")}) {
+          const auto good = DrawHeads(Data::kTypical, Heads()[1], 2, row_type, 3);
+          auto with_bad = good;
+          with_bad[1].k[with_bad[1].k.size() * 2 / 3] = bad;
+          with_bad[2].v[with_bad[2].v.size() * 2 / 3] = bad;
+          Layer first(named.format, row_type, good, 2, true);
+          Layer second(named.format, row_type, with_bad, 2, true);
+          Layer third = first, want = first, want_bad = second;
+          const auto failures = SealLayers(&device, {&first, &second, &third});
+          const Status status = SealOnCpu(&want_bad);
+          ASSERT_EQ(failures.size(), 1);
+          EXPECT_EQ(failures[0].sequence, 1);
+          EXPECT_EQ(failures[0].layer_idx, 3);
+          EXPECT_EQ(failures[0].status.code(), StatusCode::kDataLoss);
+          EXPECT_EQ(MessageOf(failures[0].status), MessageOf(status));
+          ASSERT_TRUE(SealOnCpu(&want).ok());
+          ExpectSame(want, first);
+          ExpectSame(want, third);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvlathe

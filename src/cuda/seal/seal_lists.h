@@ -1,0 +1,44 @@
+// What the kernels of sealing get of a batch: its heads with addresses, and the blocks that they
+// take.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "cuda/kernels/seal/sealed_head.h"
+#include "cuda/memory/cuda_stream.h"
+#include "format/packed_layout.h"
+#include "machine/plans.h"
+
+namespace kvlathe {
+
+// What a run of a head is stored as.
+PackedShape ShapeOf(const SealBatch& batch, const SealRunPlan& run, const SealHeadPlan& head);
+
+class SealLists {
+ public:
+  explicit SealLists(const SealBatch& batch);
+
+  // Sends all lists to the device and sets them in the parameters of kernels. False where the
+  // system has no memory for them, which the stream's Finish tells.
+  bool Send(CudaStream* stream, cuda::SealKernelParams* params);
+
+  // Of all heads, in the order of the batch.
+  int n_heads() const { return static_cast<int>(heads_.size()); }
+  // Where blocks of K begin that share the scales of their channels.
+  const std::vector<cuda::SealedPlace>& spans() const { return spans_; }
+  // Every block of every run, with the first of the heads that share its layer record.
+  const std::vector<cuda::SealedPlace>& layer_places() const { return layer_places_; }
+
+ private:
+  void AddRun(const SealBatch& batch, const SealRunPlan& run);
+  void AddBlocks(const SealRunPlan& run, const SealHeadPlan& head);
+
+  std::vector<cuda::SealedHeadRun> heads_;
+  std::vector<const std::byte*> blocks_;  // of all heads, one behind the other
+  std::vector<std::byte*> packed_;
+  std::vector<cuda::SealedPlace> places_, spans_, layer_places_;
+};
+
+}  // namespace kvlathe
