@@ -6,6 +6,11 @@
 #include <vector>
 
 #include "cuda/mirror/mirror.h"
+#include "cuda/retain/cuda_pruner.h"
+#include "cuda/rows/largest_finder.h"
+#include "cuda/rows/row_verbs.h"
+#include "cuda/seal/cuda_appender.h"
+#include "cuda/seal/cuda_sealer.h"
 #include "machine/backend.h"
 
 namespace kvlathe {
@@ -29,6 +34,7 @@ class CudaBackend : public Backend {
   void set_measures_waiting(bool measures) override;
   void Embed(const EmbedPlan& plan) override;
   void TakeRows(const TakeRowsPlan& plan) override;
+  std::vector<LargestNumbers> FindLargest(const LargestPlan& plan) override;
   std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
   void Project(const ProductPlan& plan) override;
   void ProjectHeads(const HeadProductsPlan& plan) override;
@@ -52,10 +58,20 @@ class CudaBackend : public Backend {
  private:
   // Kernels are launched from whichever thread calls.
   void Enter() const;
+  // Waits for the GPU and adds what kernels have found of rows to report_.
+  void ReadFlags();
 
   int device_;
+  bool uses_kernels_;
   CudaStream& stream_;
   Mirror& mirror_;
+  // What has kernels. Each of them says which plans it takes.
+  RowVerbs rows_;
+  LargestFinder largest_;
+  CudaPruner pruner_;
+  CudaAppender appender_;
+  CudaSealer sealer_;
+  StepReport report_;  // of kernels, since the last Finish
 };
 
 }  // namespace kvlathe

@@ -64,8 +64,10 @@ StatusOr<std::shared_ptr<CudaMachine>> CudaMachine::Create(const CudaOptions& op
   KVL_ASSIGN_OR_RETURN(m.stream_, CudaStream::Create());
   KVL_ASSIGN_OR_RETURN(const int64_t n_bytes, MemoryToTake(options.memory_bytes));
   KVL_ASSIGN_OR_RETURN(m.memory_, CudaDevice::Create(m.stream_.get(), n_bytes));
+  m.memory_->set_marks_forgotten(options.looks_for_mistakes);
   m.residents_ = std::make_unique<CudaResidents>(m.memory_.get(), &m.host_residents_);
-  KVL_ASSIGN_OR_RETURN(m.shadow_, ShadowDevice::Create(m.memory_.get(), options.fills_with_nan));
+  KVL_ASSIGN_OR_RETURN(m.shadow_,
+                       ShadowDevice::Create(m.memory_.get(), options.looks_for_mistakes));
   m.host_verbs_ = std::make_unique<CpuBackend>(pool, isa, m.shadow_.get(), &m.host_residents_);
   m.mirror_ = std::make_unique<Mirror>(Mirror::Parts{.memory = m.memory_.get(),
                                                      .residents = m.residents_.get(),
