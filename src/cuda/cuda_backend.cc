@@ -1,19 +1,15 @@
 #include "cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace kvlathe {
 
 CudaBackend::CudaBackend(const Parts& parts)
-    : device_(parts.device),
-      uses_kernels_(parts.uses_kernels),
-      stream_(*parts.stream),
-      mirror_(*parts.mirror),
-      largest_(parts.memory),
-      pruner_(parts.memory),
-      appender_(parts.stream, parts.memory),
-      sealer_(parts.stream) {}
+    : device_(parts.device), stream_(*parts.stream), mirror_(*parts.mirror) {
+  if (parts.uses_kernels) kernels_ = std::make_unique<Kernels>(parts);
+}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -31,20 +27,22 @@ void CudaBackend::set_measures_waiting(bool measures) { mirror_.set_measures_wai
 StatusOr<StepReport> CudaBackend::Finish() {
   Enter();
   ReadFlags();
-  // All of them forget what failed, whichever tells of it.
-  StepReport of_kernels = std::exchange(report_, {});
+  const StepReport of_kernels = std::exchange(report_, {});
+  // All forget what failed, whichever tells of it.
   const Status of_gpu = stream_.Finish();
   StatusOr<StepReport> report = mirror_.Finish();
   if (!of_gpu.ok()) return of_gpu;
-  KVL_RETURN_IF_ERROR(report.status());
-  report->failures.insert(report->failures.begin(), of_kernels.failures.begin(),
-                          of_kernels.failures.end());
+  if (!report.ok()) return report;
+  std::ranges::copy(of_kernels.failures, std::back_inserter(report->failures));
+  const auto layer_of = [](const StepReport::Failure& failure) { return failure.layer_idx; };
+  std::ranges::stable_sort(report->failures, {}, layer_of);
   return report;
 }
 
 void CudaBackend::ReadFlags() {
-  appender_.Report(&report_);
-  sealer_.Report(&report_);
+  if (kernels_ == nullptr) return;
+  kernels_->appender.Report(&report_);
+  kernels_->sealer.Report(&report_);
 }
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
@@ -57,16 +55,15 @@ void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
   mirror_.TakeRows(plan);
 }
 
-// Without the kernel the host looks through all of them itself.
-std::vector<LargestNumbers> CudaBackend::FindLargest(const LargestPlan& plan) {
-  Enter();
-  if (!uses_kernels_) return {};
-  return largest_.Find(plan);
-}
-
 std::vector<float> CudaBackend::TakeChannel(const TakeChannelPlan& plan) {
   Enter();
   return mirror_.TakeChannel(plan);
+}
+
+std::vector<LargestNumbers> CudaBackend::FindLargest(const LargestPlan& plan) {
+  if (kernels_ == nullptr) return {};
+  Enter();
+  return kernels_->finder.Find(plan);
 }
 
 void CudaBackend::Project(const ProductPlan& plan) {
@@ -101,7 +98,7 @@ void CudaBackend::SumOverRanks(const SumPlan& plan) {
 
 void CudaBackend::Append(const AppendPlan& plan) {
   Enter();
-  if (uses_kernels_) return appender_.Append(plan);
+  if (kernels_ != nullptr) return kernels_->appender.Append(plan);
   mirror_.Append(plan);
 }
 
@@ -122,7 +119,7 @@ void CudaBackend::MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) 
 
 void CudaBackend::Prune(const PrunePlan& plan) {
   Enter();
-  if (uses_kernels_ && CudaPruner::Takes(plan)) return pruner_.Prune(plan);
+  if (kernels_ != nullptr && CudaPruner::Takes(plan)) return kernels_->pruner.Prune(plan);
   mirror_.Prune(plan);
 }
 
@@ -133,7 +130,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
-  if (uses_kernels_ && CudaSealer::Takes(batch)) return sealer_.Seal(batch);
+  if (kernels_ != nullptr && CudaSealer::Takes(batch)) return kernels_->sealer.Seal(batch);
   mirror_.Seal(batch);
 }
 

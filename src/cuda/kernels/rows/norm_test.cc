@@ -25,15 +25,16 @@ TEST(NormTest, IsThatOfTheCpu) {
     const std::vector<float> x = DrawnRows(n_rows * n_groups * n_dims, 1);
     const std::vector<float> weight = DrawnRows(n_dims, 2), bias = DrawnRows(n_dims, 3);
     const DeviceArray<float> on_device(x), weights(weight), biases(bias), y(std::ssize(x));
-    Normalise(nullptr, {.x = on_device.data(),
-                        .n_rows = n_rows,
-                        .n_groups = n_groups,
-                        .n_dims = n_dims,
-                        .stride = n_groups * n_dims,
-                        .weight = weights.data(),
-                        .bias = has_bias ? biases.data() : nullptr,
-                        .eps = 1e-5f,
-                        .out = y.data()});
+    const NormParams params = {.x = on_device.data(),
+                               .n_rows = n_rows,
+                               .n_groups = n_groups,
+                               .n_dims = n_dims,
+                               .stride = n_groups * n_dims,
+                               .weight = weights.data(),
+                               .bias = has_bias ? biases.data() : nullptr,
+                               .eps = 1e-5f,
+                               .out = y.data()};
+    Normalise(nullptr, {&params, 1});
     std::vector<float> want(x.size());
     const ElementwiseKernels& kernels = GetElementwiseKernels(Isa::kScalar);
     auto* const out = reinterpret_cast<std::byte*>(want.data());
