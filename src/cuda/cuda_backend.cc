@@ -1,15 +1,20 @@
 #include "cuda/cuda_backend.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace kvlathe {
 
 CudaBackend::CudaBackend(const Parts& parts)
-    : device_(parts.device), stream_(*parts.stream), mirror_(*parts.mirror) {
-  if (parts.uses_kernels) kernels_ = std::make_unique<Kernels>(parts);
-}
+    : device_(parts.device),
+      uses_kernels_(parts.uses_kernels),
+      stream_(*parts.stream),
+      mirror_(*parts.mirror),
+      rows_(parts.stream, parts.memory, parts.residents),
+      largest_(parts.memory),
+      pruner_(parts.memory),
+      appender_(parts.stream, parts.memory),
+      sealer_(parts.stream) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -19,6 +24,7 @@ void CudaBackend::Enter() const {
 }
 
 void CudaBackend::set_deterministic(bool deterministic) {
+  rows_.set_deterministic(deterministic);
   mirror_.set_deterministic(deterministic);
 }
 void CudaBackend::set_exact_rows(bool exact) { mirror_.set_exact_rows(exact); }
@@ -27,68 +33,69 @@ void CudaBackend::set_measures_waiting(bool measures) { mirror_.set_measures_wai
 StatusOr<StepReport> CudaBackend::Finish() {
   Enter();
   ReadFlags();
-  const StepReport of_kernels = std::exchange(report_, {});
-  // All forget what failed, whichever tells of it.
+  // All of them forget what failed, whichever tells of it.
+  StepReport of_kernels = std::exchange(report_, {});
   const Status of_gpu = stream_.Finish();
   StatusOr<StepReport> report = mirror_.Finish();
   if (!of_gpu.ok()) return of_gpu;
-  if (!report.ok()) return report;
-  std::ranges::copy(of_kernels.failures, std::back_inserter(report->failures));
+  KVL_RETURN_IF_ERROR(report.status());
+  report->failures.insert(report->failures.begin(), of_kernels.failures.begin(),
+                          of_kernels.failures.end());
   const auto layer_of = [](const StepReport::Failure& failure) { return failure.layer_idx; };
   std::ranges::stable_sort(report->failures, {}, layer_of);
   return report;
 }
 
 void CudaBackend::ReadFlags() {
-  if (kernels_ == nullptr) return;
-  kernels_->appender.Report(&report_);
-  kernels_->sealer.Report(&report_);
+  appender_.Report(&report_);
+  sealer_.Report(&report_);
 }
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
   Enter();
-  mirror_.Embed(plan);
+  uses_kernels_ ? rows_.Embed(plan) : mirror_.Embed(plan);
 }
 
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
   Enter();
-  mirror_.TakeRows(plan);
+  uses_kernels_ ? rows_.TakeRows(plan) : mirror_.TakeRows(plan);
+}
+
+// Without the kernel the host looks through all of them itself.
+std::vector<LargestNumbers> CudaBackend::FindLargest(const LargestPlan& plan) {
+  Enter();
+  if (!uses_kernels_) return {};
+  return largest_.Find(plan);
 }
 
 std::vector<float> CudaBackend::TakeChannel(const TakeChannelPlan& plan) {
   Enter();
-  return mirror_.TakeChannel(plan);
-}
-
-std::vector<LargestNumbers> CudaBackend::FindLargest(const LargestPlan& plan) {
-  if (kernels_ == nullptr) return {};
-  Enter();
-  return kernels_->finder.Find(plan);
+  return uses_kernels_ ? rows_.TakeChannel(plan) : mirror_.TakeChannel(plan);
 }
 
 void CudaBackend::Project(const ProductPlan& plan) {
   Enter();
-  mirror_.Project(plan);
+  uses_kernels_ ? rows_.Project(plan) : mirror_.Project(plan);
 }
 
 void CudaBackend::ProjectHeads(const HeadProductsPlan& plan) {
   Enter();
-  mirror_.ProjectHeads(plan);
+  uses_kernels_ ? rows_.ProjectHeads(plan) : mirror_.ProjectHeads(plan);
 }
 
 void CudaBackend::Normalise(std::span<const NormPlan> plans) {
   Enter();
-  mirror_.Normalise(plans);
+  uses_kernels_ ? rows_.Normalise(plans) : mirror_.Normalise(plans);
 }
 
 void CudaBackend::Gate(const GatePlan& plan) {
   Enter();
-  mirror_.Gate(plan);
+  uses_kernels_ ? rows_.Gate(plan) : mirror_.Gate(plan);
 }
 
 void CudaBackend::RotateAndMap(const RotatePlan& plan) {
   Enter();
-  mirror_.RotateAndMap(plan);
+  uses_kernels_ ? rows_.RotateAndMap(plan) : mirror_.RotateAndMap(plan);
 }
 
 void CudaBackend::SumOverRanks(const SumPlan& plan) {
@@ -98,7 +105,7 @@ void CudaBackend::SumOverRanks(const SumPlan& plan) {
 
 void CudaBackend::Append(const AppendPlan& plan) {
   Enter();
-  if (kernels_ != nullptr) return kernels_->appender.Append(plan);
+  if (uses_kernels_) return appender_.Append(plan);
   mirror_.Append(plan);
 }
 
@@ -119,7 +126,7 @@ void CudaBackend::MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) 
 
 void CudaBackend::Prune(const PrunePlan& plan) {
   Enter();
-  if (kernels_ != nullptr && CudaPruner::Takes(plan)) return kernels_->pruner.Prune(plan);
+  if (uses_kernels_ && CudaPruner::Takes(plan)) return pruner_.Prune(plan);
   mirror_.Prune(plan);
 }
 
@@ -130,7 +137,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
-  if (kernels_ != nullptr && CudaSealer::Takes(batch)) return kernels_->sealer.Seal(batch);
+  if (uses_kernels_ && CudaSealer::Takes(batch)) return sealer_.Seal(batch);
   mirror_.Seal(batch);
 }
 

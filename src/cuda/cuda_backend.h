@@ -2,13 +2,13 @@
 // other goes by the mirror (cuda/mirror/mirror.h), which waits.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "cuda/mirror/mirror.h"
 #include "cuda/retain/cuda_pruner.h"
 #include "cuda/rows/largest_finder.h"
+#include "cuda/rows/row_verbs.h"
 #include "cuda/seal/cuda_appender.h"
 #include "cuda/seal/cuda_sealer.h"
 #include "machine/backend.h"
@@ -34,8 +34,8 @@ class CudaBackend : public Backend {
   void set_measures_waiting(bool measures) override;
   void Embed(const EmbedPlan& plan) override;
   void TakeRows(const TakeRowsPlan& plan) override;
-  std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
   std::vector<LargestNumbers> FindLargest(const LargestPlan& plan) override;
+  std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
   void Project(const ProductPlan& plan) override;
   void ProjectHeads(const HeadProductsPlan& plan) override;
   void Normalise(std::span<const NormPlan> plans) override;
@@ -56,30 +56,22 @@ class CudaBackend : public Backend {
   void MeasureReencodings(std::span<const ReencodedRun> runs) override;
 
  private:
-  // What launches kernels.
-  struct Kernels {
-    explicit Kernels(const Parts& parts)
-        : appender(parts.stream, parts.memory),
-          sealer(parts.stream),
-          pruner(parts.memory),
-          finder(parts.memory) {}
-
-    CudaAppender appender;
-    CudaSealer sealer;
-    CudaPruner pruner;
-    LargestFinder finder;
-  };
-
   // Kernels are launched from whichever thread calls.
   void Enter() const;
   // Waits for the GPU and adds what kernels have found of rows to report_.
   void ReadFlags();
 
   int device_;
+  bool uses_kernels_;
   CudaStream& stream_;
   Mirror& mirror_;
-  std::unique_ptr<Kernels> kernels_;  // null: every verb goes by the mirror
-  StepReport report_;                 // of kernels, since the last Finish
+  // What has kernels. Each of them says which plans it takes.
+  RowVerbs rows_;
+  LargestFinder largest_;
+  CudaPruner pruner_;
+  CudaAppender appender_;
+  CudaSealer sealer_;
+  StepReport report_;  // of kernels, since the last Finish
 };
 
 }  // namespace kvlathe

@@ -94,7 +94,8 @@ struct Reference {
 };
 
 Reference ReferenceOf(const DecodeCase& c, int row) {
-  Reference ref = {.o = std::vector<double>(c.width), .deviation = std::vector<double>(c.width)};
+  Reference ref = {.o = std::vector<double>(c.width),
+                   .deviation = std::vector<double>(c.width, 1e-9)};
   const int token = row / c.gqa_group, end = c.first_visible + token;
   struct Seen {
     double score, score_error, unit;

@@ -48,6 +48,7 @@ struct DecodeCase {
   std::function<double(int row, int entry)> added_score;
 };
 
+// The problem outlives the case, whose blocks are its.
 DecodeCase CaseOf(const AttendProblem& problem);
 DecodeCase CaseOf(const PackedProblem& problem);
 DecodeCase CaseOf(const SplitProblem& problem, int n_tokens, int gqa_group, int window);

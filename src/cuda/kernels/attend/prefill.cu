@@ -141,6 +141,7 @@ KVL_DEVICE void HideUnseenOf(const WarpRows& rows, const Visibility& visibility,
 // What a block of threads does for its item.
 template <int kChannels>
 struct PromptWork {
+  static constexpr int kSteps = kChannels > 128 ? 1 : 2;  // of scores that are unrolled
   const PromptParams& p;
   const PromptItem& item;
   const PromptHead& head;
@@ -170,7 +171,7 @@ struct PromptWork {
       SyncBlock();
       if (rows.Sees(visibility, begin)) {
         float s[kScoreTiles][4];
-        FindScores(own_q(head.head_dim), tile.k, head.head_dim, s);
+        FindScores<kSteps>(own_q(head.head_dim), tile.k, head.head_dim, s);
         HideUnseenOf(rows, visibility, begin, s);
         sums.Weigh(scale(), s);
         AddValues(s, head.width);
@@ -181,15 +182,15 @@ struct PromptWork {
 
   KVL_DEVICE void BringKeys(const BlockPlace& at) {
     if (at.run == nullptr) return CopyPlainKeys(at.block, head.rank_k, tile.k);
-    ExpandSideOf<true>(at.run->k, at.block, at.block_idx, tile, {tile.k, kKeyStride});
+    ExpandBlock<true>(*at.run, at.block, at.block_idx, tile);
   }
   KVL_DEVICE void BringValues(const BlockPlace& at, int n_valid) {
     if (at.run == nullptr) {
       const std::byte* const values = at.block + int64_t{2} * kBlockSize * head.rank_k;
       return CopyPlainValues(values, head.rank_v, n_valid, tile.v);
     }
-    ExpandSideOf<false>(at.run->v, at.block, at.block_idx, tile,
-                        {tile.v, ValueStride(head.rank_v)});
+    if (at.run->has_one_side) return CopyKeysToValues(at.run->v, tile);
+    ExpandBlock<false>(*at.run, at.block, at.block_idx, tile);
   }
 
   // The entries of the item that a row sees, from a whole block on.
@@ -218,7 +219,7 @@ struct PromptWork {
       CommitCopies();
       float s[kScoreTiles][4];
       if (sees) {
-        FindScores(own_q(head.rank_k), tile.k, head.rank_k, s);
+        FindScores<kSteps>(own_q(head.rank_k), tile.k, head.rank_k, s);
         if (at.run != nullptr && at.run->k.has_token_scales) ScaleByTokens(tile.k_scales, s);
       }
       WaitCopies<0>();
@@ -239,15 +240,35 @@ struct PromptWork {
     WaitCopies<0>();
   }
 
-  // Four channels of a row of the output, or zeros.
+  // Where a channel of a row is in the output.
+  KVL_DEVICE int64_t PlaceOf(int row, int channel) const {
+    return row / head.gqa_group * head.out_stride + row % head.gqa_group * head.out_head_stride +
+           channel;
+  }
   KVL_DEVICE void WriteFour(int row, int channel, const float (&x)[4]) const {
-    const int64_t at = row / head.gqa_group * head.out_stride +
-                       row % head.gqa_group * head.out_head_stride + channel;
-    for (int c = 0; c < 4; ++c) {
-      if (head.out_type == DType::kBf16) {
-        static_cast<uint16_t*>(head.out)[at + c] = static_cast<uint16_t>(Bf16OfFloat(x[c]));
-      } else {
-        static_cast<float*>(head.out)[at + c] = x[c];
+    const int64_t at = PlaceOf(row, channel);
+    if (head.out_type == DType::kBf16) {
+      uint16_t* const to = static_cast<uint16_t*>(head.out) + at;
+      const Words2 four = {PackBf16(x[0], x[1]), PackBf16(x[2], x[3])};
+      if (reinterpret_cast<uintptr_t>(to) % sizeof(four) == 0) {
+        *reinterpret_cast<Words2*>(to) = four;
+        return;
+      }
+      for (int c = 0; c < 4; ++c) to[c] = static_cast<uint16_t>(four.x[c / 2] >> (16 * (c % 2)));
+      return;
+    }
+    for (int c = 0; c < 4; ++c) static_cast<float*>(head.out)[at + c] = x[c];
+  }
+  // Writes zeros behind the warp's rows.
+  KVL_DEVICE void ClearBehind() const {
+    for (int row = rows.first; row <= rows.last(); ++row) {
+      for (int64_t r = head.width + Lane(); r < head.out_head_stride; r += kWarp) {
+        const int64_t at = PlaceOf(row, static_cast<int>(r));
+        if (head.out_type == DType::kBf16) {
+          static_cast<uint16_t*>(head.out)[at] = 0;
+        } else {
+          static_cast<float*>(head.out)[at] = 0;
+        }
       }
     }
   }
@@ -283,12 +304,7 @@ struct PromptWork {
         partial[n_floats + (item.n_rows + 15) / 16 * 16 + of_item] = sums.sum[i];
       }
     }
-    if (item.partial_offset >= 0 || first_channel > 0 || rows.n <= 0) return;
-    for (int row = rows.first; row <= rows.last(); ++row) {
-      for (int64_t r = head.width + Lane() * 4; r < head.out_head_stride; r += 4 * kWarp) {
-        WriteFour(row, static_cast<int>(r), {0, 0, 0, 0});
-      }
-    }
+    if (item.partial_offset < 0 && first_channel == 0 && rows.n > 0) ClearBehind();
   }
 };
 
