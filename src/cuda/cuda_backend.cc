@@ -48,6 +48,8 @@ StatusOr<StepReport> CudaBackend::Finish() {
   KVL_RETURN_IF_ERROR(report.status());
   report->failures.insert(report->failures.begin(), of_kernels.failures.begin(),
                           of_kernels.failures.end());
+  const auto layer_of = [](const StepReport::Failure& failure) { return failure.layer_idx; };
+  std::ranges::stable_sort(report->failures, {}, layer_of);
   return report;
 }
 
