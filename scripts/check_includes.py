@@ -67,7 +67,8 @@ CPU_FILES = {
 # verbs without kernels run with.
 CUDA = "src/cuda/"
 KERNELS = ("src/cuda/kernels/", "src/cuda/simt/")
-OF_KERNELS = KERNELS + ("src/cuda/emulated/", "src/format/", "src/tensor/", "src/base/")
+OF_KERNELS = KERNELS + ("src/cuda/emulated/", "src/format/", "src/tensor/", "src/base/",
+                        "src/machine/object_id.h", "src/machine/weight_type.h")
 COMMENT = re.compile(r"//[^\n]*")
 CALL = re.compile(r"(\w+)\s*\(([^()]*)\)")
 
@@ -202,6 +203,8 @@ def check_file(path, includes, by_folder, by_source):
 
 
 def is_production(path):
+    if path.startswith(CUDA) and ("/testing/" in path or path.endswith(("_case.cc", "_case.h"))):
+        return False
     return not (path.startswith("tests/") or path.endswith(("_test.cc", "_fixture.h", "_fuzz.cc", "_bench.cc")))
 
 

@@ -4,17 +4,20 @@
 No GPU is needed: `cmake --preset cuda` and the target cuda_cubins make the machine code, NVIDIA's nvdisasm reads it.
 
   sass_table.py show      prints the table
-  sass_table.py check     compares it with docs/speed/sass.json: fails where a kernel takes more registers or its main
-                          loop more instructions than is recorded, touches local memory (spills), has lost its products of
-                          matrices, takes more instructions a code than its bound, or is not recorded
+  sass_table.py check     compares it with docs/speed/sass.json: fails where a kernel takes more registers or instructions
+                          than is recorded, touches local memory (spills), has lost its products of matrices, takes more
+                          instructions a code than its bound, or is not recorded
   sass_table.py record    writes that file anew
 
 How it counts. The main loop of a kernel is the smallest loop that holds at least half of its products of matrices (HMMA),
-and without products the loop of most instructions. A loop is what lies between a branch backwards and its target. Where
-loops lie in the main loop, their instructions count once for each time they run in one pass of it, if LOOPS says how often,
-else once. Instructions a code are the instructions of a pass of the main loop, times the threads of a block, divided by the
-codes that the block decodes in it (LOOPS): so many instructions a lane spends on each of its codes, softmax, barriers and
-branches included.
+and without products the loop of most instructions. A loop is what lies between a branch backwards and its target.
+
+The main loop of decoding attention takes a block of 64 entries, and one kernel has a reader for each format, of which a block
+runs one for keys and one for values. What nvcc says of lines tells which instruction is whose: the line that calls a reader
+(READER below) is among those that it was inlined at. Instructions a code are those of a lane for a block of 64 entries with
+CHANNELS channels a side, divided by the codes that are the lane's: the loop over tiles of 16 channels of both readers, as
+often as it runs (its products tell how many tiles a pass of it takes), what readers do besides, once, and once all of the main
+loop that belongs to no reader and lies in no loop within it: scores, softmax, branches, addresses.
 """
 import argparse
 import json
@@ -28,13 +31,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs/speed/sass.json"
 
-# What is known of the loops of kernels: names (as the table has them), how many threads a block has, how many codes it
-# decodes in a pass of the main loop, how often the loops within it run (by their order), and the instructions a code that a
-# kernel may take.
-Loops = namedtuple("Loops", "pattern n_threads n_codes inner bound")
-LOOPS = []
-# A kernel that touches local memory, and why.
-LOCAL_MEMORY = {}
+# Kernels with readers, and how many groups of 8 rows they compute at once.
+WITH_READERS = {"attend.decode: DecodeRows8Kernel": 1, "attend.decode: DecodeRows16Kernel": 2}
+READER = re.compile(r"\b(Add\w+)<(?:(\d+), )?kN>\(rows")
+# Products of a reader for a tile and 8 rows.
+PRODUCTS_OF_TILE = {"AddRowScores": 4, "AddNumberScores": 5, "AddScoresByChannel": 8, "AddUnitScores": 4, "AddRowValues": 4,
+                    "AddNumberValues": 4, "AddUnitValues": 4}
+# Readers of keys and of values by format, and the instructions a code that it may take where 8 rows are computed. Codes of 3
+# and 5 bits have a high bit apart, which costs more than those bounds allow.
+FORMATS = {"rows": ("AddRowScores", "AddRowValues", None)}
+for n_bits in (8, 4, 3, 2):
+    FORMATS[f"uniform {n_bits}"] = (f"AddNumberScores<{n_bits}>", f"AddNumberValues<{n_bits}>", None if n_bits == 3 else 4)
+    FORMATS[f"by channel {n_bits}"] = (f"AddScoresByChannel<{n_bits}>", f"AddNumberValues<{n_bits}>", None)
+for n_bits in (8, 5, 4, 3, 2, 1):
+    FORMATS[f"trellis {n_bits}"] = (f"AddUnitScores<{n_bits}>", f"AddUnitValues<{n_bits}>", None if n_bits in (3, 5) else 7)
+CHANNELS = 128
+CODES_OF_TILE = 64 * 16 // 32  # a lane's
+# Kernels that touch local memory, by how many instructions at most, and why; no other kernel may.
+LOCAL_MEMORY = {
+    "attend.decode: DecodeRows8Kernel": (7, "spills of 12 bytes, once an item"),
+    "seal.split: EncodeKernel": (174, "a small array that is indexed"),
+    "seal.split: TokenScaleKernel": (6, "spills of 20 bytes"),
+    "seal.uniform: LayerScaleKernel": (3, "spills of 8 bytes"),
+}
 # Registers are given out by eights; instructions shift by a few with every change of a neighbour.
 REGISTER_STEP = 8
 TOLERANCE = 0.03
@@ -44,21 +63,49 @@ LABEL = re.compile(r"^(\.L[\w.]+):")
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
 BRANCH_TARGET = re.compile(r"`\((\.L[\w.]+)\)")
 REGISTERS = re.compile(r"nvinfo : EIATTR_REGCOUNT\n(?:.*\n)*?.*index@\(([^)]+)\)\n.*\.word\s+(0x[0-9a-f]+)")
+PLACE = re.compile(r'"([^"]+)", line (\d+)')
 PRODUCT = re.compile(r"^(HMMA|IMMA|QMMA|OMMA|BMMA)\b")
 LOCAL = re.compile(r"^(LDL|STL)\b")
 
-Instruction = namedtuple("Instruction", "address opcode target")
+# `reader` is that of whose call it is, or None.
+Instruction = namedtuple("Instruction", "address opcode target reader")
 Loop = namedtuple("Loop", "first last")  # addresses, both within
 
 
-def instructions_by_kernel(text):
+class Sources:
+    """Lines of sources, wherever they were compiled."""
+
+    def __init__(self, root):
+        self.root, self.files = root, {}
+
+    def line(self, path, number):
+        _, found, inside = path.rpartition("/src/")
+        if not found:
+            return ""
+        if inside not in self.files:
+            file = self.root / "src" / inside
+            self.files[inside] = file.read_text().splitlines() if file.is_file() else []
+        lines = self.files[inside]
+        return lines[number - 1] if number <= len(lines) else ""
+
+    def reader(self, places):
+        for path, number in places:
+            if match := READER.search(self.line(path, int(number))):
+                return match[1] + (f"<{match[2]}>" if match[2] else "")
+        return None
+
+
+def instructions_by_kernel(text, sources=Sources(ROOT)):
     """Of nvdisasm's output, by symbol, with targets of branches as addresses."""
     kernels, labels, waiting = {}, {}, []
-    symbol = None
+    symbol, places, reader = None, [], None
     for line in text.splitlines():
         if match := SECTION.match(line):
             symbol, labels[match[1]], waiting = match[1], {}, []
             kernels[symbol] = []
+            places, reader = [], None
+        elif "//##" in line:
+            places += PLACE.findall(line)
         elif line.lstrip().startswith(".section"):
             symbol = None
         elif symbol is None:
@@ -70,8 +117,10 @@ def instructions_by_kernel(text):
             for label in waiting:
                 labels[symbol][label] = address
             waiting = []
+            if places:
+                places, reader = [], sources.reader(places)
             target = BRANCH_TARGET.search(match[3]) if match[2].startswith("BRA") else None
-            kernels[symbol].append(Instruction(address, match[2], target and target[1]))
+            kernels[symbol].append(Instruction(address, match[2], target and target[1], reader))
     return {symbol: [i._replace(target=labels[symbol].get(i.target)) for i in instructions]
             for symbol, instructions in kernels.items()}
 
@@ -101,14 +150,33 @@ def main_loop(instructions, loops):
     return max(loops, key=lambda loop: len(within(instructions, loop)), default=None)
 
 
-def pass_of(instructions, loop, loops, times=()):
-    """(instructions of a pass of a loop, how many loops lie directly in it); those run `times`, in their order."""
-    inner = [other for other in loops if loop.first <= other.first and other.last <= loop.last and other != loop]
-    outermost = [a for a in inner if not any(b != a and b.first <= a.first and a.last <= b.last for b in inner)]
-    n = len(within(instructions, loop))
-    for other, n_times in zip(outermost, times):
-        n += (n_times - 1) * len(within(instructions, other))
-    return n, len(outermost)
+def loops_within(loops, loop):
+    return [other for other in loops if loop.first <= other.first and other.last <= loop.last and other != loop]
+
+
+def cost_of_reader(name, body, inner, n_groups):
+    """(instructions for a tile, instructions besides) of a reader, None where it has no loop over tiles."""
+    own = [loop for loop in inner if all(i.reader == name for i in within(body, loop)) and n_products(within(body, loop))]
+    if not own:
+        return None
+    tiles = min(own, key=lambda loop: len(within(body, loop)))  # the loop over groups of them lies around it
+    of_tiles = within(body, tiles)
+    n_tiles = n_products(of_tiles) / (n_groups * PRODUCTS_OF_TILE[name.split("<")[0]])
+    return len(of_tiles) / n_tiles, sum(i.reader == name for i in body) - len(of_tiles)
+
+
+def costs_of_formats(body, inner, n_groups):
+    """Instructions a code, by format."""
+    in_loops = {i.address for loop in inner for i in within(body, loop)}
+    rest = sum(i.reader is None and i.address not in in_loops for i in body)
+    n_tiles = CHANNELS // 16
+    costs = {}
+    for name, (keys, values, _) in FORMATS.items():
+        sides = [cost_of_reader(reader, body, inner, n_groups) for reader in (keys, values)]
+        if all(sides):
+            n = rest + sum(n_tiles * of_tile + besides for of_tile, besides in sides)
+            costs[name] = round(n / (2 * n_tiles * CODES_OF_TILE), 2)
+    return costs
 
 
 def names_of(symbols):
@@ -125,14 +193,14 @@ def names_of(symbols):
 
 def row_of(name, instructions, n_registers):
     loops = loops_of(instructions)
-    known = next((entry for entry in LOOPS if re.search(entry.pattern, name)), None)
     row = {"registers": n_registers, "local": sum(bool(LOCAL.match(i.opcode)) for i in instructions),
-           "instructions": sum(i.opcode != "NOP" for i in instructions), "products": n_products(instructions)}
+           "products": n_products(instructions), "instructions": sum(i.opcode != "NOP" for i in instructions)}
     loop = main_loop(instructions, loops)
     if loop is not None:
-        row["loop"], row["inner_loops"] = pass_of(instructions, loop, loops, known.inner if known else ())
-        if known:
-            row["a_code"] = round(row["loop"] * known.n_threads / known.n_codes, 2)
+        body, inner = within(instructions, loop), loops_within(loops, loop)
+        row["loop"] = len(body)
+        if name in WITH_READERS:
+            row["a_code"] = costs_of_formats(body, inner, WITH_READERS[name])
     return row
 
 
@@ -146,7 +214,7 @@ def rows_of(stem, text):
 def table_of(cubins, nvdisasm):
     table = {}
     for cubin in sorted(cubins.glob("*.cubin")):
-        ran = subprocess.run([nvdisasm, cubin], capture_output=True, text=True)
+        ran = subprocess.run([nvdisasm, "-gi", cubin], capture_output=True, text=True)
         if ran.returncode != 0:
             raise SystemExit(f"sass_table.py: {nvdisasm} cannot read {cubin}: {ran.stderr.strip()}")
         table.update(rows_of(cubin.stem, ran.stdout))
@@ -159,11 +227,11 @@ def table_of(cubins, nvdisasm):
 def problems_of(table, recorded):
     problems = []
     for name, row in table.items():
-        if row["local"] and name not in LOCAL_MEMORY:
+        if row["local"] > LOCAL_MEMORY.get(name, (0, ""))[0]:
             problems.append(f"{name}: {row['local']} instructions that touch local memory (spills)")
-        known = next((entry for entry in LOOPS if re.search(entry.pattern, name)), None)
-        if known and known.bound and row.get("a_code", 0) > known.bound:
-            problems.append(f"{name}: {row['a_code']} instructions a code, of which {known.bound} are allowed")
+        if WITH_READERS.get(name) == 1:
+            problems += [f"{name}: {cost} instructions a code of {entry}, of which {FORMATS[entry][2]} are allowed"
+                         for entry, cost in row["a_code"].items() if FORMATS[entry][2] and cost > FORMATS[entry][2]]
         before = recorded.get(name)
         if before is None:
             problems.append(f"{name}: not recorded")
@@ -172,6 +240,10 @@ def problems_of(table, recorded):
             problems.append(f"{name}: {row['registers']} registers, recorded are {before['registers']}")
         if before["products"] and not row["products"]:
             problems.append(f"{name}: no products of matrices, recorded are {before['products']}")
+        for entry, cost in before.get("a_code", {}).items():
+            now = row.get("a_code", {}).get(entry)
+            if now is None or now > cost * (1 + TOLERANCE):
+                problems.append(f"{name}: {now} instructions a code of {entry}, recorded are {cost}")
         for what, shown in (("loop", "instructions in the main loop"), ("instructions", "instructions")):
             if row.get(what, 0) > before.get(what, 0) * (1 + TOLERANCE) + 4:
                 problems.append(f"{name}: {row[what]} {shown}, recorded are {before.get(what, 0)}")
@@ -180,11 +252,16 @@ def problems_of(table, recorded):
 
 
 def show(table):
-    columns = ("registers", "local", "products", "instructions", "loop", "inner_loops", "a_code")
+    columns = ("registers", "local", "products", "instructions", "loop")
     width = max(map(len, table))
     print(f"{'kernel':<{width}}" + "".join(f"{column:>13}" for column in columns))
     for name, row in table.items():
         print(f"{name:<{width}}" + "".join(f"{row.get(column, ''):>13}" for column in columns))
+    for name in WITH_READERS:
+        if name in table:
+            print(f"\n{name}, instructions a code:")
+            for entry, cost in table[name]["a_code"].items():
+                print(f"  {entry:<16}{cost:>6}")
 
 
 def main():

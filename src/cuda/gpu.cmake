@@ -45,7 +45,9 @@ add_test(NAME sass_gate COMMAND python3 -B ${CMAKE_SOURCE_DIR}/scripts/sass_tabl
   --cubins ${CMAKE_BINARY_DIR}/cubins --nvdisasm ${KVLATHE_NVDISASM})
 set_tests_properties(sass_gate PROPERTIES LABELS sass SKIP_RETURN_CODE 77 TIMEOUT 120)
 
-add_library(kvlathe_cuda_kernels_gpu STATIC ${objects})
+get_target_property(host_sources kvlathe_cuda_kernels SOURCES)
+list(REMOVE_ITEM host_sources ${kernels})
+add_library(kvlathe_cuda_kernels_gpu STATIC ${objects} ${host_sources})
 set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
 set_target_properties(kvlathe_cuda_kernels_gpu PROPERTIES LINKER_LANGUAGE CXX)
 get_target_property(libraries kvlathe_cuda_kernels LINK_LIBRARIES)

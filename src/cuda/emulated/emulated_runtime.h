@@ -3,7 +3,9 @@
 //
 // Device memory has no access rights but while work of a stream runs, so whoever reads or writes it
 // on the host ends the program with SIGSEGV. Work runs as late as it may: where the host waits for
-// its stream. Copies from pinned memory read it then, so whoever overwrites it before shows. New
+// its stream. What lies between its allocations is not to be touched: AddressSanitizer knows all of
+// it, without it pages that nobody has end the program, and so do 256 bytes behind each allocation
+// once somebody has written them. Copies from pinned memory read it then, so whoever overwrites it before shows. New
 // memory holds NaN.
 #pragma once
 

@@ -1,7 +1,5 @@
 #include "cuda/simt/simt_host.h"
 
-#include <boost/context/fiber.hpp>
-#include <boost/context/fixedsize_stack.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -9,17 +7,10 @@
 #include <vector>
 
 #include "base/check.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
+#include "cuda/simt/fibre.h"
 
 namespace kvlathe::simt {
 namespace {
-
-using boost::context::fiber;
-
-constexpr size_t kStackBytes = size_t{128} << 10;
 
 [[noreturn]] void Fail(const char* what) {
   const host::Place& here = host::Here();
@@ -34,16 +25,12 @@ struct Copy {
 };
 
 struct Thread {
-  fiber context;
+  explicit Thread(std::function<void()> body) : fibre(std::move(body)) {}
+  Fibre fibre;
   bool is_done = false;
-  bool waits_for_block = false;
   int warp_meetings = 0;  // how many of its warp's meetings it has passed or waits for
   std::vector<std::vector<Copy>> groups;
   std::vector<Copy> copies;  // not committed
-#if defined(__SANITIZE_ADDRESS__)
-  void* fake_stack = nullptr;
-  const void* stack_bottom = nullptr;
-#endif
 };
 
 // The meeting of a warp that is under way. Slots alternate: a lane reads those of the last meeting
@@ -53,6 +40,7 @@ struct Warp {
   int n_here = 0;
   host::Meeting meeting = host::Meeting::kSync;
   alignas(16) std::byte slots[2][32 * host::kSlotBytes];
+  char order[2];  // what ThreadSanitizer knows these meetings by
 };
 
 // Keeps its fibres from block to block.
@@ -60,6 +48,7 @@ class Runner {
  public:
   // Fibres end by themselves: unwinding them where the program exits may come too late.
   ~Runner() {
+    const NotSeen not_seen;
     body_ = nullptr;
     for (size_t i = 0; i < threads_.size(); ++i) Resume(static_cast<int>(i));
   }
@@ -78,70 +67,45 @@ class Runner {
     random_ = random_ * 1664525u + 1013904223u;
     return static_cast<int>((random_ >> 16) % static_cast<uint32_t>(n));
   }
-  void Start(Thread* thread);
-  void Resume(int thread_idx);
-  void Yield();
+  void RunThread(Thread* thread);
+  void Resume(int thread_idx) {
+    place_.thread = thread_idx;
+    threads_[thread_idx]->fibre.Resume();
+  }
+  void Yield() { current().fibre.Yield(); }
 
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Warp> warps_;
   const std::function<void()>* body_ = nullptr;
-  fiber scheduler_;
   host::Place place_;
   int n_at_barrier_ = 0;
   int n_barriers_ = 0;
   bool has_moved_ = false;
   uint32_t random_ = 1;
-#if defined(__SANITIZE_ADDRESS__)
-  void* scheduler_fake_stack_ = nullptr;
-  const void* scheduler_bottom_ = nullptr;
-  size_t scheduler_bytes_ = 0;
-#endif
+  // What ThreadSanitizer knows by: the beginning and the end of a block, and barriers in turn, so
+  // that who is late at one does not see what others do before the next.
+  char begin_ = 0, end_ = 0;
+  char barriers_[2] = {};
 };
 
 thread_local Runner* running = nullptr;
 
-void Runner::Start(Thread* thread) {
-  boost::context::fixedsize_stack stacks(kStackBytes);
-  thread->context = fiber(std::allocator_arg, stacks, [this, thread](fiber&& back) {
-    scheduler_ = std::move(back);
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &scheduler_bottom_, &scheduler_bytes_);
-#endif
-    while (body_ != nullptr) {
-      (*body_)();
-      thread->is_done = true;
-      has_moved_ = true;
-      Yield();
-    }
-    return std::move(scheduler_);
-  });
-}
-
-void Runner::Resume(int thread_idx) {
-  place_.thread = thread_idx;
-  Thread& thread = *threads_[thread_idx];
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&scheduler_fake_stack_, thread.stack_bottom, kStackBytes);
-#endif
-  thread.context = std::move(thread.context).resume();
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(scheduler_fake_stack_, nullptr, nullptr);
-#endif
-}
-
-void Runner::Yield() {
-#if defined(__SANITIZE_ADDRESS__)
-  Thread& thread = current();
-  __sanitizer_start_switch_fiber(&thread.fake_stack, scheduler_bottom_, scheduler_bytes_);
-  scheduler_ = std::move(scheduler_).resume();
-  __sanitizer_finish_switch_fiber(current().fake_stack, &scheduler_bottom_, &scheduler_bytes_);
-#else
-  scheduler_ = std::move(scheduler_).resume();
-#endif
+// What a thread does from block to block.
+void Runner::RunThread(Thread* thread) {
+  while (body_ != nullptr) {
+    AcquireFrom(&begin_);
+    (*body_)();
+    ReleaseTo(&end_);
+    const NotSeen not_seen;
+    thread->is_done = true;
+    has_moved_ = true;
+    Yield();
+  }
 }
 
 std::byte* Runner::Meet(host::Meeting meeting, const void* mine, size_t n_bytes,
                         void (*together)(std::byte*)) {
+  const NotSeen not_seen;
   Thread& thread = current();
   Warp& warp = warps_[place_.thread / 32];
   const int number = thread.warp_meetings++;
@@ -153,37 +117,44 @@ std::byte* Runner::Meet(host::Meeting meeting, const void* mine, size_t n_bytes,
   }
   std::memcpy(slots + place_.thread % 32 * host::kSlotBytes, mine, n_bytes);
   has_moved_ = true;
+  // Other functions of a warp say nothing of memory.
+  char* const order = meeting == host::Meeting::kSync ? &warp.order[number % 2] : nullptr;
+  if (order != nullptr) ReleaseTo(order);
   if (++warp.n_here == 32) {
     warp.n_here = 0;
     ++warp.n_meetings;
     if (together != nullptr) together(slots);
     if (Draw(2) == 1) Yield();
-    return slots;
   }
   while (warp.n_meetings <= number) Yield();
+  if (order != nullptr) AcquireFrom(order);
   return slots;
 }
 
 void Runner::MeetBlock() {
+  const NotSeen not_seen;
   const int number = n_barriers_;
   has_moved_ = true;
+  ReleaseTo(&barriers_[number % 2]);
   if (++n_at_barrier_ == place_.n_threads) {
     n_at_barrier_ = 0;
     ++n_barriers_;
     if (Draw(2) == 1) Yield();
-    return;
   }
   while (n_barriers_ == number) Yield();
+  AcquireFrom(&barriers_[number % 2]);
 }
 
 void Runner::RunBlock(const LaunchShape& shape, int block, int block_y,
                       const std::function<void()>& thread) {
+  const NotSeen not_seen;
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
   // Of exactly this size, so that AddressSanitizer sees who goes beyond it.
-  const std::unique_ptr<std::byte, Free> shared(
-      static_cast<std::byte*>(std::aligned_alloc(128, (shape.shared_bytes + 127) / 128 * 128)));
+  void* memory = nullptr;
+  KVL_CHECK_EQ(posix_memalign(&memory, 128, static_cast<size_t>(shape.shared_bytes)), 0);
+  const std::unique_ptr<std::byte, Free> shared(static_cast<std::byte*>(memory));
   std::memset(shared.get(), 0xff, shape.shared_bytes);
   place_ = {.n_threads = shape.n_threads,
             .block = block,
@@ -194,8 +165,8 @@ void Runner::RunBlock(const LaunchShape& shape, int block, int block_y,
   n_at_barrier_ = 0;
   warps_.assign(shape.n_threads / 32, {});
   while (std::ssize(threads_) < shape.n_threads) {
-    threads_.push_back(std::make_unique<Thread>());
-    Start(threads_.back().get());
+    const auto i = threads_.size();
+    threads_.push_back(std::make_unique<Thread>([this, i] { RunThread(threads_[i].get()); }));
   }
   for (int i = 0; i < shape.n_threads; ++i) {
     threads_[i]->is_done = false;
@@ -204,6 +175,7 @@ void Runner::RunBlock(const LaunchShape& shape, int block, int block_y,
     threads_[i]->copies.clear();
   }
   random_ = static_cast<uint32_t>(block + 1);
+  ReleaseTo(&begin_);
   for (int n_left = shape.n_threads; n_left > 0;) {
     has_moved_ = false;
     n_left = 0;
@@ -220,6 +192,7 @@ void Runner::RunBlock(const LaunchShape& shape, int block, int block_y,
     }
     if (n_left > 0 && !has_moved_) Fail("threads wait for others that have ended");
   }
+  AcquireFrom(&end_);
 }
 
 }  // namespace
@@ -251,10 +224,12 @@ void MeetBlock() { running->MeetBlock(); }
 void AddCopy(void* to, const void* from) {
   CheckAligned(to, 16);
   CheckAligned(from, 16);
+  const NotSeen not_seen;
   running->current().copies.push_back({to, from});
 }
 
 void CommitGroup() {
+  const NotSeen not_seen;
   Thread& thread = running->current();
   thread.groups.push_back(std::move(thread.copies));
   thread.copies.clear();

@@ -98,22 +98,25 @@ inline uint32_t Ballot(bool vote) {
   return bits;
 }
 
+// Atomic operations order nothing else, as on a GPU.
 template <typename T>
 T AtomicAdd(T* to, T x) {
-  return std::atomic_ref<T>(*to).fetch_add(x);
+  return std::atomic_ref<T>(*to).fetch_add(x, std::memory_order_relaxed);
 }
-inline void AtomicAdd64(int64_t* to, int64_t x) { std::atomic_ref<int64_t>(*to).fetch_add(x); }
+inline void AtomicAdd64(int64_t* to, int64_t x) {
+  std::atomic_ref<int64_t>(*to).fetch_add(x, std::memory_order_relaxed);
+}
 inline int32_t AtomicMax(int32_t* to, int32_t x) {
   std::atomic_ref<int32_t> at(*to);
-  int32_t before = at.load();
-  while (before < x && !at.compare_exchange_weak(before, x)) {
+  int32_t before = at.load(std::memory_order_relaxed);
+  while (before < x && !at.compare_exchange_weak(before, x, std::memory_order_relaxed)) {
   }
   return before;
 }
 inline int32_t AtomicMin(int32_t* to, int32_t x) {
   std::atomic_ref<int32_t> at(*to);
-  int32_t before = at.load();
-  while (before > x && !at.compare_exchange_weak(before, x)) {
+  int32_t before = at.load(std::memory_order_relaxed);
+  while (before > x && !at.compare_exchange_weak(before, x, std::memory_order_relaxed)) {
   }
   return before;
 }
