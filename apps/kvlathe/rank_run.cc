@@ -101,6 +101,14 @@ int RunOnRanks(const Verbs& verbs, const std::string& command) {
               ProcessesOfMpirun().n, ProcessesOfMpirun().n);
     return ProcessesOfMpirun().idx == 0 ? ReportError(refused) : ExitCodeOf(refused);
   }
+  if (verb.model->device_text != "cpu") {
+    const Status refused =
+        Error(StatusCode::kInvalidArgument,
+              "--device {}: ranks share a model on processors alone; leave --tp and --pp out, or "
+              "take --device cpu",
+              verb.model->device_text);
+    return ProcessesOfMpirun().idx == 0 ? ReportError(refused) : ExitCodeOf(refused);
+  }
   StatusOr<std::unique_ptr<Communicator>> all = JoinMpi();
   if (!all.ok()) return ReportError(all.status());
   const int rank = (*all)->rank();

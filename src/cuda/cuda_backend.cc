@@ -1,11 +1,25 @@
 #include "cuda/cuda_backend.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 namespace kvlathe {
 
 CudaBackend::CudaBackend(const Parts& parts)
-    : device_(parts.device), stream_(*parts.stream), mirror_(*parts.mirror) {}
+    : device_(parts.device),
+      uses_kernels_(parts.uses_kernels),
+      stream_(*parts.stream),
+      mirror_(*parts.mirror),
+      rows_(parts.stream, parts.memory, parts.residents),
+      decoding_(parts.stream, parts.memory, parts.residents, parts.n_multiprocessors,
+                parts.shared_bytes),
+      prompts_(parts.memory, parts.residents,
+               {.n_processors = parts.n_multiprocessors, .shared_bytes = parts.shared_bytes}),
+      largest_(parts.memory),
+      pruner_(parts.memory),
+      appender_(parts.stream, parts.memory),
+      sealer_(parts.stream) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -15,6 +29,9 @@ void CudaBackend::Enter() const {
 }
 
 void CudaBackend::set_deterministic(bool deterministic) {
+  rows_.set_deterministic(deterministic);
+  decoding_.set_deterministic(deterministic);
+  prompts_.set_deterministic(deterministic);
   mirror_.set_deterministic(deterministic);
 }
 void CudaBackend::set_exact_rows(bool exact) { mirror_.set_exact_rows(exact); }
@@ -22,51 +39,68 @@ void CudaBackend::set_measures_waiting(bool measures) { mirror_.set_measures_wai
 
 StatusOr<StepReport> CudaBackend::Finish() {
   Enter();
-  // Both forget what failed, whichever tells of it.
+  ReadFlags();
+  // All of them forget what failed, whichever tells of it.
+  StepReport of_kernels = std::exchange(report_, {});
   const Status of_gpu = stream_.Finish();
   StatusOr<StepReport> report = mirror_.Finish();
   if (!of_gpu.ok()) return of_gpu;
+  KVL_RETURN_IF_ERROR(report.status());
+  report->failures.insert(report->failures.begin(), of_kernels.failures.begin(),
+                          of_kernels.failures.end());
   return report;
+}
+
+void CudaBackend::ReadFlags() {
+  appender_.Report(&report_);
+  sealer_.Report(&report_);
 }
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
   Enter();
-  mirror_.Embed(plan);
+  uses_kernels_ ? rows_.Embed(plan) : mirror_.Embed(plan);
 }
 
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
   Enter();
-  mirror_.TakeRows(plan);
+  uses_kernels_ ? rows_.TakeRows(plan) : mirror_.TakeRows(plan);
+}
+
+// Without the kernel the host looks through all of them itself.
+std::vector<LargestNumbers> CudaBackend::FindLargest(const LargestPlan& plan) {
+  Enter();
+  if (!uses_kernels_) return {};
+  return largest_.Find(plan);
 }
 
 std::vector<float> CudaBackend::TakeChannel(const TakeChannelPlan& plan) {
   Enter();
-  return mirror_.TakeChannel(plan);
+  return uses_kernels_ ? rows_.TakeChannel(plan) : mirror_.TakeChannel(plan);
 }
 
 void CudaBackend::Project(const ProductPlan& plan) {
   Enter();
-  mirror_.Project(plan);
+  uses_kernels_ ? rows_.Project(plan) : mirror_.Project(plan);
 }
 
 void CudaBackend::ProjectHeads(const HeadProductsPlan& plan) {
   Enter();
-  mirror_.ProjectHeads(plan);
+  uses_kernels_ ? rows_.ProjectHeads(plan) : mirror_.ProjectHeads(plan);
 }
 
 void CudaBackend::Normalise(std::span<const NormPlan> plans) {
   Enter();
-  mirror_.Normalise(plans);
+  uses_kernels_ ? rows_.Normalise(plans) : mirror_.Normalise(plans);
 }
 
 void CudaBackend::Gate(const GatePlan& plan) {
   Enter();
-  mirror_.Gate(plan);
+  uses_kernels_ ? rows_.Gate(plan) : mirror_.Gate(plan);
 }
 
 void CudaBackend::RotateAndMap(const RotatePlan& plan) {
   Enter();
-  mirror_.RotateAndMap(plan);
+  uses_kernels_ ? rows_.RotateAndMap(plan) : mirror_.RotateAndMap(plan);
 }
 
 void CudaBackend::SumOverRanks(const SumPlan& plan) {
@@ -76,12 +110,41 @@ void CudaBackend::SumOverRanks(const SumPlan& plan) {
 
 void CudaBackend::Append(const AppendPlan& plan) {
   Enter();
+  if (uses_kernels_) return appender_.Append(plan);
   mirror_.Append(plan);
 }
 
 void CudaBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
   Enter();
-  mirror_.Attend(jobs, sm_scale, schedule);
+  if (jobs.empty()) return;
+  // Nearly always all go the same way.
+  const AttendedBy first = WhoAttends(jobs.front());
+  const auto goes_along = [&](const HeadJob& job) { return WhoAttends(job) == first; };
+  if (std::ranges::all_of(jobs, goes_along)) return AttendBy(first, jobs, sm_scale, schedule);
+  std::array<std::vector<HeadJob>, 3> by_who;
+  for (const HeadJob& job : jobs) by_who[static_cast<size_t>(WhoAttends(job))].push_back(job);
+  for (size_t who = 0; who < by_who.size(); ++who) {
+    if (by_who[who].empty()) continue;
+    AttendBy(static_cast<AttendedBy>(who), by_who[who], sm_scale, schedule);
+  }
+}
+
+CudaBackend::AttendedBy CudaBackend::WhoAttends(const HeadJob& job) const {
+  if (uses_kernels_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
+  if (uses_kernels_ && prompts_.Takes(job)) return AttendedBy::kPrompts;
+  return AttendedBy::kMirror;
+}
+
+void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale,
+                           Schedule schedule) {
+  switch (who) {
+    case AttendedBy::kDecoding:
+      return decoding_.Attend(jobs, sm_scale, schedule);
+    case AttendedBy::kPrompts:
+      return prompts_.Attend(jobs, sm_scale);
+    case AttendedBy::kMirror:
+      return mirror_.Attend(jobs, sm_scale, schedule);
+  }
 }
 
 void CudaBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {
@@ -96,6 +159,7 @@ void CudaBackend::MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) 
 
 void CudaBackend::Prune(const PrunePlan& plan) {
   Enter();
+  if (uses_kernels_ && CudaPruner::Takes(plan)) return pruner_.Prune(plan);
   mirror_.Prune(plan);
 }
 
@@ -106,6 +170,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
+  if (uses_kernels_ && CudaSealer::Takes(batch)) return sealer_.Seal(batch);
   mirror_.Seal(batch);
 }
 
@@ -121,7 +186,14 @@ void CudaBackend::Open(std::span<const OpenedRun> runs) {
 
 void CudaBackend::MeasureReencodings(std::span<const ReencodedRun> runs) {
   Enter();
-  mirror_.MeasureReencodings(runs);
+  // What could not be sealed holds nothing that can be read.
+  ReadFlags();
+  std::vector<ReencodedRun> sound;
+  for (const ReencodedRun& run : runs) {
+    const auto has_failed = [&](const auto& f) { return f.sequence == run.sequence; };
+    if (std::ranges::none_of(report_.failures, has_failed)) sound.push_back(run);
+  }
+  mirror_.MeasureReencodings(sound);
 }
 
 }  // namespace kvlathe

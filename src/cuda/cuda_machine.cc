@@ -59,26 +59,33 @@ StatusOr<int64_t> MemoryToTake(int64_t asked) {
 StatusOr<std::shared_ptr<CudaMachine>> CudaMachine::Create(const CudaOptions& options,
                                                            ThreadPool* pool, Isa isa) {
   KVL_RETURN_IF_ERROR(ChooseGpu(options.device));
+  cudaDeviceProp gpu;
+  KVL_RETURN_IF_ERROR(
+      StatusOfCuda(cudaGetDeviceProperties(&gpu, options.device), "asking what the GPU has"));
   std::shared_ptr<CudaMachine> machine(new CudaMachine(pool));
   CudaMachine& m = *machine;
   KVL_ASSIGN_OR_RETURN(m.stream_, CudaStream::Create());
   KVL_ASSIGN_OR_RETURN(const int64_t n_bytes, MemoryToTake(options.memory_bytes));
   KVL_ASSIGN_OR_RETURN(m.memory_, CudaDevice::Create(m.stream_.get(), n_bytes));
+  m.memory_->set_marks_forgotten(options.looks_for_mistakes);
   m.residents_ = std::make_unique<CudaResidents>(m.memory_.get(), &m.host_residents_);
-  KVL_ASSIGN_OR_RETURN(m.shadow_, ShadowDevice::Create(m.memory_.get(), options.fills_with_nan));
+  KVL_ASSIGN_OR_RETURN(m.shadow_,
+                       ShadowDevice::Create(m.memory_.get(), options.looks_for_mistakes));
   m.host_verbs_ = std::make_unique<CpuBackend>(pool, isa, m.shadow_.get(), &m.host_residents_);
   m.mirror_ = std::make_unique<Mirror>(Mirror::Parts{.memory = m.memory_.get(),
                                                      .residents = m.residents_.get(),
                                                      .shadow = m.shadow_.get(),
                                                      .verbs = m.host_verbs_.get(),
                                                      .on_verb = options.on_host_verb});
-  m.backend_ =
-      std::make_unique<CudaBackend>(CudaBackend::Parts{.device = options.device,
-                                                       .stream = m.stream_.get(),
-                                                       .memory = m.memory_.get(),
-                                                       .residents = m.residents_.get(),
-                                                       .mirror = m.mirror_.get(),
-                                                       .uses_kernels = options.uses_kernels});
+  m.backend_ = std::make_unique<CudaBackend>(
+      CudaBackend::Parts{.device = options.device,
+                         .stream = m.stream_.get(),
+                         .memory = m.memory_.get(),
+                         .residents = m.residents_.get(),
+                         .mirror = m.mirror_.get(),
+                         .uses_kernels = options.uses_kernels,
+                         .n_multiprocessors = gpu.multiProcessorCount,
+                         .shared_bytes = static_cast<int64_t>(gpu.sharedMemPerBlockOptin)});
   return machine;
 }
 

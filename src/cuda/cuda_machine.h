@@ -25,9 +25,9 @@ struct CudaOptions {
   // Called with the name of a verb the first time that it runs on the host, because it has no
   // kernel for what is asked of it. Null: nobody is told.
   std::function<void(std::string_view verb)> on_host_verb;
-  // For tests: memory of the host that stands in for the GPU's holds NaN where a verb does not say
-  // that it reads.
-  bool fills_with_nan = false;
+  // For tests: what the block pool takes back becomes NaN, and so is memory of the host that stands
+  // in for the GPU's, where a verb does not say that it reads.
+  bool looks_for_mistakes = false;
 };
 
 class CudaMachine : public Machine {

@@ -184,7 +184,7 @@ Status ReadPrompt(const Model& base, std::span<const std::vector<int32_t>> windo
                   int64_t kv_budget_bytes, ThreadPool* threads, Contestant* c) {
   const std::span<const int32_t> window = windows[idx];
   const size_t half = window.size() / 2, n_steps = window.size() - half;
-  auto pool = std::make_unique<BlockPool>(kv_budget_bytes, &base.machine().memory());
+  auto pool = std::make_unique<BlockPool>(kv_budget_bytes, &c->model->machine().memory());
   auto owned = std::make_unique<SequenceCache>(&c->model->layout(), pool.get());
   SequenceCache* cache = owned.get();
   c->windows.push_back({std::move(pool), std::move(owned)});
@@ -229,11 +229,18 @@ size_t WindowsAtOnce(std::span<const Contestant> contestants, size_t n_steps,
                      int64_t kv_budget_bytes) {
   const auto piece = static_cast<size_t>(PieceAt(contestants, n_steps));
   size_t n = std::min(kWindowsAtOnce, kPieceTokens / piece);
+  const auto bound = [&n](int64_t n_have, int64_t n_of_window) {
+    n = std::min(n, static_cast<size_t>(std::max<int64_t>(1, n_have / n_of_window)));
+  };
+  int64_t n_held = 0;
   for (const Contestant& c : contestants) {
     // A whole window takes at most twice of what its first half took.
-    const int64_t n_bytes = 2 * std::max<int64_t>(1, c.windows[0].pool->usage().peak_bytes);
-    n = std::min(n, static_cast<size_t>(std::max<int64_t>(1, kv_budget_bytes / n_bytes)));
+    const int64_t n_half = std::max<int64_t>(1, c.windows[0].pool->usage().peak_bytes);
+    bound(kv_budget_bytes, 2 * n_half);
+    n_held += n_half;
   }
+  const int64_t n_free = contestants.back().model->machine().memory().n_free_bytes();
+  if (n_free != Device::kUnbounded) bound(n_free + n_held, 2 * n_held);
   return n;
 }
 

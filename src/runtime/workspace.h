@@ -125,7 +125,7 @@ class Workspace {
   Status CheckSpecs();
   void NoteRemadeWeights() const;
   void NoteDeviceMemory() const;
-  // An error of memory with what there is of a GPU's.
+  // An error of memory with what there is of it on a GPU.
   Status WithDevice(const Status& status) const;
   // Takes what a GPU's steps need before caches get the rest. kResourceExhausted, also where the
   // caches that were asked for do not fit behind it.

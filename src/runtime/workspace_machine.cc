@@ -76,9 +76,9 @@ Status Workspace::ChooseMachine() {
   request.on_host_verb = [on_note = options_.on_note, device](std::string_view verb) {
     if (!on_note) return;
     on_note({Note::Kind::kNote,
-             fmt::format("{}: on the processors, to which the rows travel; {} has no kernel for "
-                         "that here",
-                         WordsOf(verb), device)});
+             fmt::format("{} has no kernel here for {}; the processors compute it, to which rows "
+                         "travel",
+                         device, WordsOf(verb))});
   };
   StatusOr<MadeMachine> made = MakeDeviceMachine(options_.device, std::move(request));
   if (!made.ok()) {
@@ -90,9 +90,8 @@ Status Workspace::ChooseMachine() {
 
 Status Workspace::WithDevice(const Status& status) const {
   if (options_.device.is_cpu() || status.code() != StatusCode::kResourceExhausted) return status;
-  return Error(status.code(), "{} (of {} of {} {} are free)", MessageOf(status),
-               FormatBytes(machine_.memory_bytes), machine_.name,
-               FormatBytes(machine_.machine->memory().n_free_bytes()));
+  return Error(status.code(), "{}, of which the model may take {}: {}", machine_.name,
+               FormatBytes(machine_.memory_bytes), MessageOf(status));
 }
 
 int64_t Workspace::kv_budget_bytes() const {

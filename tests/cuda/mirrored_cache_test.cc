@@ -22,7 +22,7 @@ constexpr int64_t kGpuBytes = int64_t{48} << 20;
 
 std::shared_ptr<Machine> MirroredMachine(ThreadPool* threads) {
   auto machine = CudaMachine::Create(
-      {.memory_bytes = kGpuBytes, .uses_kernels = false, .fills_with_nan = true}, threads,
+      {.memory_bytes = kGpuBytes, .uses_kernels = false, .looks_for_mistakes = true}, threads,
       Isa::kScalar);
   EXPECT_TRUE(machine.ok()) << machine.status();
   return *std::move(machine);
@@ -31,7 +31,7 @@ std::shared_ptr<Machine> MirroredMachine(ThreadPool* threads) {
 class MirroredCache : public ::testing::TestWithParam<SequenceCase> {};
 
 TEST_P(MirroredCache, HasTheBitsOfTheCpu) {
-  ThreadPool threads(2);
+  ThreadPool threads(1);
   const std::vector<std::string> logits = LiveThrough(GetParam(), MirroredMachine(&threads), 210);
   ASSERT_EQ(logits.size(), 5u);
   EXPECT_TRUE(logits == LiveThrough(GetParam(), MakeMachine(&threads, Isa::kScalar), 210));

@@ -29,6 +29,7 @@ constexpr size_t kPage = size_t{4} << 10;
 constexpr size_t kGranule = 256;  // as cudaMalloc aligns
 constexpr size_t kRedZone = 256;  // behind what is taken, at least
 constexpr int kOfNan = 0xff;
+constexpr size_t kHugePage = size_t{2} << 20;  // whose rights are set in one step
 
 using Work = std::function<void()>;
 
@@ -87,7 +88,7 @@ class EmulatedDevice {
     if (offset + with_zone > kArenaBytes) return nullptr;
     taken_[offset] = size;
     used_ += RoundUp(size, kGranule);
-    highest_ = std::max<size_t>(highest_, RoundUp(offset + with_zone, kPage));
+    highest_ = std::max<size_t>(highest_, RoundUp(offset + with_zone, kHugePage));
     std::byte* const memory = arena_ + offset;
     GiveRights();
     Allow(memory, with_zone);
@@ -106,11 +107,10 @@ class EmulatedDevice {
     CheckZone(*found);
     Forbid(arena_ + found->first, WithZone(found->second));
     if (n_open_ == 0) TakeRights();
-    // Whole pages go back.
-    const size_t begin = RoundUp(found->first, kPage), end = found->first + found->second;
-    if (end / kPage * kPage > begin) {
-      madvise(arena_ + begin, end / kPage * kPage - begin, MADV_DONTNEED);
-    }
+    // Whole huge pages: what is left of one that is broken up would be many small ones.
+    const size_t begin = RoundUp(found->first, kHugePage);
+    const size_t end = (found->first + found->second) / kHugePage * kHugePage;
+    if (begin < end) madvise(arena_ + begin, end - begin, MADV_DONTNEED);
     used_ -= RoundUp(found->second, kGranule);
     taken_.erase(found);
     return true;
@@ -142,10 +142,12 @@ class EmulatedDevice {
  private:
   EmulatedDevice() {
     // A page before it never has rights.
-    void* const arena = mmap(nullptr, kArenaBytes + kPage, PROT_NONE,
+    void* const arena = mmap(nullptr, kArenaBytes + 2 * kHugePage, PROT_NONE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     KVL_CHECK(arena != MAP_FAILED);
-    arena_ = static_cast<std::byte*>(arena) + kPage;
+    const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(arena));
+    arena_ = reinterpret_cast<std::byte*>(RoundUp(address + int64_t{kPage}, int64_t{kHugePage}));
+    madvise(arena_, kArenaBytes, MADV_HUGEPAGE);
     if (const char* text = std::getenv("KVLATHE_EMULATED_DEVICES")) count = std::atoi(text);
     if (const char* text = std::getenv("KVLATHE_EMULATED_BYTES")) {
       n_bytes = std::strtoull(text, nullptr, 10);

@@ -107,4 +107,9 @@ void CudaDevice::Fill(const ObjectPlace& to, std::byte value, int64_t n_bytes) {
       "a fill");
 }
 
+void CudaDevice::Forget(const ObjectPlace& place, int64_t n_bytes) {
+  constexpr std::byte kOfNan{0xff};  // of a number of any type whose bytes are all this
+  if (marks_forgotten_) Fill(place, kOfNan, n_bytes);
+}
+
 }  // namespace kvlathe

@@ -36,6 +36,11 @@ class CudaDevice : public Device {
   void Copy(const ObjectPlace& to, const ObjectPlace& from, int64_t n_bytes) override;
   void Fill(const ObjectPlace& to, std::byte value, int64_t n_bytes) override;
 
+  // Nothing, unless set_marks_forgotten was called.
+  void Forget(const ObjectPlace& place, int64_t n_bytes) override;
+  // Whether bytes that are forgotten become NaN, for tests.
+  void set_marks_forgotten(bool marks) { marks_forgotten_ = marks; }
+
   CudaStream& stream() const { return stream_; }
 
   // Addresses on the GPU, for kernels' parameters; null for no object.
@@ -71,6 +76,7 @@ class CudaDevice : public Device {
   std::byte* base_;
   int64_t n_bytes_;
   int64_t n_free_;
+  bool marks_forgotten_ = false;
   std::vector<int64_t> regions_ = {0};  // offsets, by number
   std::vector<int64_t> sizes_ = {0};    // 0: the number is free
   std::vector<uint32_t> free_numbers_;

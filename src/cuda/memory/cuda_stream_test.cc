@@ -16,12 +16,16 @@ class CudaStreamTest : public ::testing::Test {
  protected:
   // The norm of one row of weights 1 that is sent: each of its numbers is +1 or -1 then.
   void NormaliseSent(const std::vector<float>& row) {
-    cuda::Normalise(stream_->get(), {.x = stream_->Send(std::span<const float>(row)),
+    Normalise(stream_->Send(std::span<const float>(row)));
+  }
+  void Normalise(const float* row) {
+    const cuda::NormParams params = {.x = row,
                                      .n_rows = 1,
-                                     .n_dims = static_cast<int>(row.size()),
-                                     .stride = std::ssize(row),
+                                     .n_dims = 2,
+                                     .stride = 2,
                                      .weight = ones_.data(),
-                                     .out = out_.data()});
+                                     .out = out_.data()};
+    cuda::Normalise(stream_->get(), {&params, 1});
   }
   std::vector<float> Out() {
     stream_->Wait("a test");
@@ -56,12 +60,7 @@ TEST_F(CudaStreamTest, WhatIsLargerThanTheRingTravelsApart) {
   const std::vector<float> large(CudaStream::kSentBytes / 4, 1.0f);
   const float* const sent = stream_->Send(std::span<const float>(large));
   ASSERT_NE(sent, nullptr);
-  cuda::Normalise(stream_->get(), {.x = sent + large.size() - 2,
-                                   .n_rows = 1,
-                                   .n_dims = 2,
-                                   .stride = 2,
-                                   .weight = ones_.data(),
-                                   .out = out_.data()});
+  Normalise(sent + large.size() - 2);
   EXPECT_EQ(Out(), (std::vector<float>{1, 1}));
   EXPECT_TRUE(stream_->Finish().ok());
 }

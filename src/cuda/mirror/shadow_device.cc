@@ -70,11 +70,13 @@ void ShadowDevice::Place(uint32_t region) {
 
 Status ShadowDevice::Wait() {
   is_pinned_busy_ = false;
+  memory_.stream().HandOver();
   return StatusOfCuda(cudaStreamSynchronize(memory_.stream().get()), "a verb without a kernel");
 }
 
 Status ShadowDevice::Bring(const VerbBytes& bytes) {
   for (const uint32_t region : bytes.regions()) Place(region);
+  memory_.stream().HandOver();
   std::vector<std::pair<Range, int64_t>> moved;
   const cudaStream_t stream = memory_.stream().get();
   return ByPieces(
@@ -96,6 +98,7 @@ Status ShadowDevice::Bring(const VerbBytes& bytes) {
 }
 
 void ShadowDevice::TakeBack(const VerbBytes& bytes) {
+  memory_.stream().HandOver();
   const std::vector<Range> written = bytes.written();
   const cudaStream_t stream = memory_.stream().get();
   Status status = is_pinned_busy_ ? Wait() : OkStatus();

@@ -60,7 +60,7 @@ CudaResidents::~CudaResidents() {
 }
 
 bool CudaResidents::Multiplies(WeightType weights, DType rows) const {
-  if (HasBlocks(weights)) return kMultipliesBlocks && host_.Multiplies(weights, rows);
+  if (HasBlocks(weights)) return host_.Multiplies(weights, rows);
   return rows == NumbersOf(weights);
 }
 

@@ -52,8 +52,6 @@ struct CudaCodebooks {
 
 class CudaResidents : public Residents {
  public:
-  // Whether there are products with matrices in blocks.
-  static constexpr bool kMultipliesBlocks = false;
   // Matrices up to this size stay on the host once a verb has asked for them there.
   static constexpr int64_t kMostHeldBytes = int64_t{4} << 20;
 

@@ -2,7 +2,7 @@
 
 #include <cublasLt.h>
 
-#include <algorithm>
+#include <utility>
 
 namespace kvlathe {
 namespace {
@@ -58,13 +58,12 @@ struct CublasltProduct::Choice {
   cublasLtMatmulAlgo_t algo = {};
 };
 
-CublasltProduct::CublasltProduct(CudaStream* stream, CudaDevice* device)
-    : stream_(*stream), workspace_(device), library_(std::make_unique<Library>()) {}
+CublasltProduct::CublasltProduct(CudaDevice* device)
+    : device_(*device), library_(std::make_unique<Library>()) {}
 CublasltProduct::~CublasltProduct() = default;
 
-StatusOr<std::unique_ptr<CublasltProduct>> CublasltProduct::Create(CudaStream* stream,
-                                                                   CudaDevice* device) {
-  std::unique_ptr<CublasltProduct> made(new CublasltProduct(stream, device));
+StatusOr<std::unique_ptr<CublasltProduct>> CublasltProduct::Create(CudaDevice* device) {
+  std::unique_ptr<CublasltProduct> made(new CublasltProduct(device));
   Library& library = *made->library_;
   KVL_RETURN_IF_ERROR(StatusOfCublas(cublasLtCreate(&library.handle.it), "starting"));
   KVL_RETURN_IF_ERROR(StatusOfCublas(
@@ -98,7 +97,7 @@ StatusOr<const CublasltProduct::Choice*> CublasltProduct::ChoiceFor(const DenseP
       StatusOfCublas(cublasLtMatmulPreferenceCreate(&preference.it), "a preference"));
   const cublasStatus_t statuses[] = {
       SetPreference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                    static_cast<uint64_t>(workspace_bytes_)),
+                    static_cast<uint64_t>(workspace_.n_bytes())),
       SetPreference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, w_alignment),
       SetPreference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, x_alignment),
       SetPreference(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, y_alignment),
@@ -122,27 +121,24 @@ StatusOr<const CublasltProduct::Choice*> CublasltProduct::ChoiceFor(const DenseP
 }
 
 Status CublasltProduct::Multiply(const DenseProduct& p) {
-  if (workspace_bytes_ < 0) {
-    workspace_bytes_ = 0;
+  if (!std::exchange(has_workspace_, true)) {
     for (const int64_t n_bytes : kWorkspaceSizes) {
-      if (workspace_.Hold(n_bytes) == nullptr) continue;
-      workspace_bytes_ = n_bytes;
-      break;
+      if (workspace_.EnsureSize(&device_, n_bytes, "products").ok()) break;
     }
   }
   const float alpha = 1, beta = p.accumulate ? 1 : 0;
   const auto multiply = [&]() -> Status {
     KVL_ASSIGN_OR_RETURN(const Choice* const choice, ChoiceFor(p));
-    void* const workspace = workspace_bytes_ == 0 ? nullptr : workspace_.Hold(workspace_bytes_);
     return StatusOfCublas(
         cublasLtMatmul(library_->handle.it, library_->desc.it, &alpha, p.w, choice->w.it, p.x,
                        choice->x.it, &beta, p.y, choice->y.it, p.y, choice->y.it, &choice->algo,
-                       workspace, static_cast<size_t>(workspace_bytes_), stream_.get()),
+                       device_.At(workspace_.place()), static_cast<size_t>(workspace_.n_bytes()),
+                       device_.stream().get()),
         "a product");
   };
   const Status status = multiply();
   if (status.ok()) return status;
-  return Error(status.code(), "{} ({} {} rows x [{}, {}])", status.message(), DTypeName(p.type),
+  return Error(status.code(), "{} ({} {} rows x [{}, {}])", MessageOf(status), DTypeName(p.type),
                p.n_rows, p.n_out, p.n_in);
 }
 

@@ -8,8 +8,8 @@
 #include <tuple>
 
 #include "base/status.h"
-#include "cuda/memory/cuda_stream.h"
-#include "cuda/rows/scratch.h"
+#include "cuda/memory/cuda_device.h"
+#include "machine/machine_buffer.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -31,14 +31,15 @@ struct DenseProduct {
 
 class CublasltProduct {
  public:
-  // kUnavailable: cuBLASLt does not start. Both outlive the object; what it needs beside operands
-  // is taken from the device with the first product, 32 MiB or what there is.
-  static StatusOr<std::unique_ptr<CublasltProduct>> Create(CudaStream* stream, CudaDevice* device);
+  // kUnavailable: cuBLASLt does not start. The device outlives the object; what products need
+  // beside operands is taken from it with the first one, 32 MiB or what there is.
+  static StatusOr<std::unique_ptr<CublasltProduct>> Create(CudaDevice* device);
   ~CublasltProduct();
   CublasltProduct(const CublasltProduct&) = delete;
   CublasltProduct& operator=(const CublasltProduct&) = delete;
 
-  // Adds the product to the stream. kUnavailable names the shape where cuBLASLt refuses it.
+  // Adds the product to the stream of the device. kUnavailable names the shape where cuBLASLt
+  // refuses it.
   Status Multiply(const DenseProduct& product);
 
  private:
@@ -47,12 +48,12 @@ class CublasltProduct {
   using Shape = std::tuple<DType, DType, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
                            uint32_t, uint32_t, uint32_t>;
 
-  CublasltProduct(CudaStream* stream, CudaDevice* device);
+  explicit CublasltProduct(CudaDevice* device);
   StatusOr<const Choice*> ChoiceFor(const DenseProduct& product);
 
-  CudaStream& stream_;
-  Scratch workspace_;
-  int64_t workspace_bytes_ = -1;  // not yet taken
+  CudaDevice& device_;
+  MachineBuffer workspace_;
+  bool has_workspace_ = false;  // if there is memory for one
   struct Library;
   std::unique_ptr<Library> library_;
   std::map<Shape, std::unique_ptr<Choice>> choices_;

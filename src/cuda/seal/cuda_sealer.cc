@@ -1,6 +1,7 @@
 #include "cuda/seal/cuda_sealer.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 #include <variant>
@@ -95,13 +96,17 @@ cuda::UnitTables UnitTablesOf(StoredUnit unit) {
   return tables;
 }
 
-cuda::SplitParams SplitParamsOf(const cuda::SealKernelParams& all, const SplitBitsCodec& codec) {
+void SealSplitRuns(const SplitBitsCodec& codec, const cuda::SealKernelParams& all,
+                   CudaStream* stream) {
   cuda::SplitParams params = {.all = all, .unit = codec.unit, .tables = UnitTablesOf(codec.unit)};
   for (size_t i = 0; i < kSplitBits.size(); ++i) {
     params.bits[i] = kSplitBits[i];
     params.shares[i] = static_cast<float>(1 / UnitLoss(kSplitBits[i], StoredUnit::kToken));
   }
-  return params;
+  std::array<float, 256> inverses;
+  for (int i = 0; i < 256; ++i) inverses[i] = 1 / ScaleOfByte(static_cast<uint8_t>(i));
+  params.inverses = stream->Send(std::span<const float>(inverses));
+  if (params.inverses != nullptr) cuda::SealSplit(stream->get(), params);
 }
 
 cuda::UniformParams UniformParamsOf(const cuda::SealKernelParams& all, const Codec& codec) {
@@ -172,7 +177,7 @@ void CudaSealer::Seal(const SealBatch& batch) {
   if (params.not_finite == nullptr || !lists.Send(&stream_, &params)) return;
   cuda::CheckRows(stream_.get(), params);
   if (const auto* const codec = std::get_if<SplitBitsCodec>(&batch.format.codec)) {
-    cuda::SealSplit(stream_.get(), SplitParamsOf(params, *codec));
+    SealSplitRuns(*codec, params, &stream_);
   } else {
     SealUniformRuns(batch, lists, params, &stream_);
   }

@@ -10,6 +10,9 @@
 #define KVL_KERNEL(...) __global__ void __launch_bounds__(__VA_ARGS__)
 #define KVL_DEVICE __device__ __forceinline__
 #define KVL_PARAMS(type) const __grid_constant__ type
+// Before a loop: whether its rounds are laid out one behind the other.
+#define KVL_UNROLL _Pragma("unroll")
+#define KVL_NO_UNROLL _Pragma("unroll 1")
 
 namespace kvlathe::simt {
 

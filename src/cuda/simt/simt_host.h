@@ -17,6 +17,9 @@
 #define KVL_KERNEL(...) void
 #define KVL_DEVICE inline
 #define KVL_PARAMS(type) const type
+// Before a loop: whether its rounds are laid out one behind the other.
+#define KVL_UNROLL
+#define KVL_NO_UNROLL
 
 namespace kvlathe::simt {
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/attend/expand.h"
+#include "cuda/kernels/attend/repairs.cuh"
 #include "cuda/kernels/attend/tile.cuh"
 #include "format/codes/code_lines.h"
 #include "format/split_bits/split_bits_layout.h"
@@ -18,12 +19,6 @@ struct TileMemory {
   float* k_scales;          // [kBlockSize] of tokens, where the run's windows have them
   float* v_scales;          // likewise
   const uint16_t* windows;  // [5][64] of the run's unit, WindowTables
-};
-
-// Where the words of a side go.
-struct WordPlaces {
-  uint32_t* words;
-  int stride;
 };
 
 // Calls f(group, line, i, first, second) for words 2 i and 2 i + 1 of all lines of `n_groups`
@@ -245,18 +240,40 @@ KVL_DEVICE void ExpandSplitBits(const ExpandSide& side, const std::byte* block,
   if (!side.has_token_scales) return;
   float* const scales = kIsKey ? memory.k_scales : memory.v_scales;
   for (int token = ThreadIdx(); token < kBlockSize; token += BlockDim()) {
-    const auto byte = static_cast<uint32_t>(block[side.scales + token]);
-    scales[token] = std::bit_cast<float>((byte << kScaleShift) + kScaleBase);
+    scales[token] = ScaleOfTokenByte(block[side.scales + token]);
   }
 }
 
 // --- Blocks. ---
 
+// K or V of block `block_idx` of its run.
 template <bool kIsKey>
-KVL_DEVICE void ExpandSideOf(const ExpandSide& side, const std::byte* block, int block_idx,
-                             const TileMemory& memory, const WordPlaces& to) {
-  if (side.kind == CodeKind::kWindows) return ExpandSplitBits<kIsKey>(side, block, memory, to);
-  ExpandNumbers<kIsKey>(side, block, block_idx, to);
+KVL_DEVICE void ExpandBlock(const ExpandRun& run, const std::byte* block, int block_idx,
+                            const TileMemory& memory) {
+  const ExpandSide& side = kIsKey ? run.k : run.v;
+  const WordPlaces to =
+      kIsKey ? WordPlaces{memory.k, kKeyStride} : WordPlaces{memory.v, ValueStride(side.rank)};
+  if (side.kind == CodeKind::kWindows) {
+    ExpandSplitBits<kIsKey>(side, block, memory, to);
+  } else {
+    ExpandNumbers<kIsKey>(side, block, block_idx, to);
+  }
+  RepairSide<kIsKey>(run, block, block_idx, to);
+}
+
+// Makes V of K, which is there.
+KVL_DEVICE void CopyKeysToValues(const ExpandSide& side, const TileMemory& memory) {
+  using namespace simt;
+  for (int at = ThreadIdx(); at < side.rank * (kBlockSize / 2); at += BlockDim()) {
+    const int pair = at % (kBlockSize / 2), r = at / (kBlockSize / 2);
+    const uint32_t* const tokens = memory.k + r / 2 * kKeyStride + 2 * pair;
+    memory.v[pair * ValueStride(side.rank) + r] =
+        PermuteBytes(tokens[0], tokens[1], r % 2 == 0 ? 0x5410 : 0x7632);
+  }
+  if (!side.has_token_scales) return;
+  for (int token = ThreadIdx(); token < kBlockSize; token += BlockDim()) {
+    memory.v_scales[token] = memory.k_scales[token];
+  }
 }
 
 // Copies K of a plain block. What is copied is there behind WaitCopies and a barrier.

@@ -2,6 +2,7 @@
 
 #include "cuda/kernels/attend/expand.cuh"
 #include "cuda/kernels/attend/prefill.h"
+#include "cuda/kernels/attend/prefill_merge.h"
 #include "cuda/kernels/attend/tile.cuh"
 #include "cuda/simt/launch.h"
 #include "machine/object_id.h"
@@ -12,6 +13,7 @@ namespace {
 using namespace simt;
 
 constexpr int kMostThreads = kMostPromptRows / kRowsOfWarp * kWarp;
+constexpr int kFewestWarps = 4;
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 
@@ -85,7 +87,7 @@ struct BlockPlace {
 struct BlockFinder {
   const PromptHead& head;
   const std::byte* base;
-  int run_idx = 0;
+  int run_idx;  // where it begins to look
 
   KVL_DEVICE BlockPlace Find(int block) {
     const std::byte* const at = base + int64_t{head.blocks[block]} * kDeviceAlignment;
@@ -141,6 +143,7 @@ KVL_DEVICE void HideUnseenOf(const WarpRows& rows, const Visibility& visibility,
 // What a block of threads does for its item.
 template <int kChannels>
 struct PromptWork {
+  static constexpr int kSteps = kChannels > 128 ? 1 : 2;  // of scores that are unrolled
   const PromptParams& p;
   const PromptItem& item;
   const PromptHead& head;
@@ -170,7 +173,7 @@ struct PromptWork {
       SyncBlock();
       if (rows.Sees(visibility, begin)) {
         float s[kScoreTiles][4];
-        FindScores(own_q(head.head_dim), tile.k, head.head_dim, s);
+        FindScores<kSteps>(own_q(head.head_dim), tile.k, head.head_dim, s);
         HideUnseenOf(rows, visibility, begin, s);
         sums.Weigh(scale(), s);
         AddValues(s, head.width);
@@ -181,15 +184,15 @@ struct PromptWork {
 
   KVL_DEVICE void BringKeys(const BlockPlace& at) {
     if (at.run == nullptr) return CopyPlainKeys(at.block, head.rank_k, tile.k);
-    ExpandSideOf<true>(at.run->k, at.block, at.block_idx, tile, {tile.k, kKeyStride});
+    ExpandBlock<true>(*at.run, at.block, at.block_idx, tile);
   }
   KVL_DEVICE void BringValues(const BlockPlace& at, int n_valid) {
     if (at.run == nullptr) {
       const std::byte* const values = at.block + int64_t{2} * kBlockSize * head.rank_k;
       return CopyPlainValues(values, head.rank_v, n_valid, tile.v);
     }
-    ExpandSideOf<false>(at.run->v, at.block, at.block_idx, tile,
-                        {tile.v, ValueStride(head.rank_v)});
+    if (at.run->has_one_side) return CopyKeysToValues(at.run->v, tile);
+    ExpandBlock<false>(*at.run, at.block, at.block_idx, tile);
   }
 
   // The entries of the item that a row sees, from a whole block on.
@@ -205,7 +208,7 @@ struct PromptWork {
     if (seen.begin >= seen.end) return;
     StageQueries(head.q + item.row_begin * head.q_stride, head.q_stride, head.rank_k, item.n_rows,
                  q);
-    BlockFinder finder = {head, p.base};
+    BlockFinder finder = {head, p.base, item.first_run};
     BlockPlace at = finder.Find(seen.begin / kBlockSize);
     BringKeys(at);
     CommitCopies();
@@ -218,7 +221,7 @@ struct PromptWork {
       CommitCopies();
       float s[kScoreTiles][4];
       if (sees) {
-        FindScores(own_q(head.rank_k), tile.k, head.rank_k, s);
+        FindScores<kSteps>(own_q(head.rank_k), tile.k, head.rank_k, s);
         if (at.run != nullptr && at.run->k.has_token_scales) ScaleByTokens(tile.k_scales, s);
       }
       WaitCopies<0>();
@@ -239,15 +242,35 @@ struct PromptWork {
     WaitCopies<0>();
   }
 
-  // Four channels of a row of the output, or zeros.
+  // Where a channel of a row is in the output.
+  KVL_DEVICE int64_t PlaceOf(int row, int channel) const {
+    return row / head.gqa_group * head.out_stride + row % head.gqa_group * head.out_head_stride +
+           channel;
+  }
   KVL_DEVICE void WriteFour(int row, int channel, const float (&x)[4]) const {
-    const int64_t at = row / head.gqa_group * head.out_stride +
-                       row % head.gqa_group * head.out_head_stride + channel;
-    for (int c = 0; c < 4; ++c) {
-      if (head.out_type == DType::kBf16) {
-        static_cast<uint16_t*>(head.out)[at + c] = static_cast<uint16_t>(Bf16OfFloat(x[c]));
-      } else {
-        static_cast<float*>(head.out)[at + c] = x[c];
+    const int64_t at = PlaceOf(row, channel);
+    if (head.out_type == DType::kBf16) {
+      uint16_t* const to = static_cast<uint16_t*>(head.out) + at;
+      const Words2 four = {PackBf16(x[0], x[1]), PackBf16(x[2], x[3])};
+      if (reinterpret_cast<uintptr_t>(to) % sizeof(four) == 0) {
+        *reinterpret_cast<Words2*>(to) = four;
+        return;
+      }
+      for (int c = 0; c < 4; ++c) to[c] = static_cast<uint16_t>(four.x[c / 2] >> (16 * (c % 2)));
+      return;
+    }
+    for (int c = 0; c < 4; ++c) static_cast<float*>(head.out)[at + c] = x[c];
+  }
+  // Writes zeros behind the warp's rows.
+  KVL_DEVICE void ClearBehind() const {
+    for (int row = rows.first; row <= rows.last(); ++row) {
+      for (int64_t r = head.width + Lane(); r < head.out_head_stride; r += kWarp) {
+        const int64_t at = PlaceOf(row, static_cast<int>(r));
+        if (head.out_type == DType::kBf16) {
+          static_cast<uint16_t*>(head.out)[at] = 0;
+        } else {
+          static_cast<float*>(head.out)[at] = 0;
+        }
       }
     }
   }
@@ -283,12 +306,7 @@ struct PromptWork {
         partial[n_floats + (item.n_rows + 15) / 16 * 16 + of_item] = sums.sum[i];
       }
     }
-    if (item.partial_offset >= 0 || first_channel > 0 || rows.n <= 0) return;
-    for (int row = rows.first; row <= rows.last(); ++row) {
-      for (int64_t r = head.width + Lane() * 4; r < head.out_head_stride; r += 4 * kWarp) {
-        WriteFour(row, static_cast<int>(r), {0, 0, 0, 0});
-      }
-    }
+    if (item.partial_offset < 0 && first_channel == 0 && rows.n > 0) ClearBehind();
   }
 };
 
@@ -331,7 +349,8 @@ PromptKernel(KVL_PARAMS(PromptParams) p) {
 
 template <int kChannels>
 void LaunchFor(cudaStream_t stream, const PromptParams& p) {
-  const int n_warps = (p.most_rows + kRowsOfWarp - 1) / kRowsOfWarp;
+  // Warps without rows help to expand blocks.
+  const int n_warps = std::max(kFewestWarps, (p.most_rows + kRowsOfWarp - 1) / kRowsOfWarp);
   const int rows = n_warps * kRowsOfWarp;
   Launch(stream, PromptKernel<kChannels>,
          {.n_blocks = p.n_items,
@@ -344,14 +363,19 @@ void LaunchFor(cudaStream_t stream, const PromptParams& p) {
 }  // namespace
 
 int64_t PromptSharedBytes(int rows, int most_rank_k, int most_rank_v) {
-  rows = (rows + kRowsOfWarp - 1) / kRowsOfWarp * kRowsOfWarp;
+  rows = std::max(kFewestWarps, (rows + kRowsOfWarp - 1) / kRowsOfWarp) * kRowsOfWarp;
   return SharedPlaces::Of(rows, most_rank_k, most_rank_v).n_bytes;
 }
 
 void AttendPrompt(cudaStream_t stream, const PromptParams& params) {
-  if (params.most_width <= 64) return LaunchFor<64>(stream, params);
-  if (params.most_width <= 128) return LaunchFor<128>(stream, params);
-  LaunchFor<256>(stream, params);
+  if (params.most_width <= 64) {
+    LaunchFor<64>(stream, params);
+  } else if (params.most_width <= 128) {
+    LaunchFor<128>(stream, params);
+  } else {
+    LaunchFor<256>(stream, params);
+  }
+  MergePromptParts(stream, params);
 }
 
 }  // namespace kvlathe::cuda

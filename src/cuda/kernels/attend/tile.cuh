@@ -32,7 +32,9 @@ KVL_DEVICE int TokenOfLane(int half, int odd) {
   return 32 * half + 16 * odd + 4 * (simt::Lane() % 4);
 }
 
-// The scores of a warp's rows and all tokens of the tile.
+// The scores of a warp's rows and all tokens of the tile. kSteps: how many of the steps over
+// channels are unrolled, as far as registers reach.
+template <int kSteps>
 KVL_DEVICE void FindScores(const uint16_t* q, const uint32_t* k, int rank,
                            float (&s)[kScoreTiles][4]) {
   using namespace simt;
@@ -45,7 +47,7 @@ KVL_DEVICE void FindScores(const uint16_t* q, const uint32_t* k, int rank,
 #pragma unroll
     for (int c = 0; c < 4; ++c) s[t][c] = 0;
   }
-#pragma unroll 2
+#pragma unroll kSteps
   for (int r = 0; r < rank; r += 16) {
     uint32_t a[4];
     LoadMatrices<false>(a, rows + r);
@@ -163,14 +165,20 @@ struct RowSums {
     using namespace simt;
     const int i = Lane() % 4, g = Lane() / 4;
     const uint32_t* const words = v + 2 * i * stride + 2 * g;
+    uint32_t weights[4][4];  // of 16 tokens each
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const int half = step / 2, first = step % 2;  // pairs of tokens of a lane
       const float(&even)[4] = s[4 * half + 2 * first];
       const float(&odd)[4] = s[4 * half + 2 * first + 1];
-      const uint32_t a[4] = {PackBf16(even[0], odd[0]), PackBf16(even[2], odd[2]),
-                             PackBf16(even[1], odd[1]), PackBf16(even[3], odd[3])};
-      const uint32_t* const from = words + (16 * half + first) * stride;
+      weights[step][0] = PackBf16(even[0], odd[0]);
+      weights[step][1] = PackBf16(even[2], odd[2]);
+      weights[step][2] = PackBf16(even[1], odd[1]);
+      weights[step][3] = PackBf16(even[3], odd[3]);
+    }
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint32_t* const from = words + (step / 2 * 16 + step % 2) * stride;
 #pragma unroll
       for (int n = 0; n < kChannels / 16; ++n) {
         if (16 * n >= rank) break;
@@ -179,7 +187,7 @@ struct RowSums {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const uint32_t b[2] = {low.x[j], high.x[j]};
-          MmaBf16(o[2 * n + j], a, b);
+          MmaBf16(o[2 * n + j], weights[step], b);
         }
       }
     }

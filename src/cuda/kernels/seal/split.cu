@@ -101,11 +101,12 @@ KVL_DEVICE void AddLosses(const UnitTables& tables, int bits, const float* row, 
   }
 }
 
-// What codes of a row lose under scales, in shares of what its channels are expected to lose.
+// What codes of a row lose under the scales of bytes, in shares of what its channels are expected
+// to lose.
 KVL_DEVICE void FindLosses(const SplitParams& p, const BitSplit& split, const float* row,
-                           const float (&scales)[kLossFactors], float (&losses)[kLossFactors]) {
+                           const int (&bytes)[kLossFactors], float (&losses)[kLossFactors]) {
   float inverses[kLossFactors];
-  for (int i = 0; i < kLossFactors; ++i) inverses[i] = 1 / scales[i], losses[i] = 0;
+  for (int i = 0; i < kLossFactors; ++i) inverses[i] = p.inverses[bytes[i]], losses[i] = 0;
   for (int segment = 0; segment < kSegments; ++segment) {
     const int n = split.channels[segment];
     if (n == 0) continue;
@@ -114,13 +115,15 @@ KVL_DEVICE void FindLosses(const SplitParams& p, const BitSplit& split, const fl
     for (int i = 0; i < kLossFactors; ++i) losses[i] += SumOfHalf(sums[i]) * p.shares[segment];
     row += n;
   }
-  for (int i = 0; i < kLossFactors; ++i) losses[i] *= scales[i] * scales[i];
+  for (int i = 0; i < kLossFactors; ++i) {
+    const float scale = ScaleOfByte(static_cast<uint8_t>(bytes[i]));
+    losses[i] *= scale * scale;
+  }
 }
 
-// The first of the scales with which the codes of a row lose least.
-KVL_DEVICE uint8_t BestScale(const SplitParams& p, const BitSplit& split, const float* row) {
-  const int n = split.n_channels();
-  const int middle = NearestScale(sqrt(SquareOf(row, n) / n));
+// The first of the scales about a middle one with which the codes of a row lose least.
+KVL_DEVICE uint8_t BestScale(const SplitParams& p, const BitSplit& split, const float* row,
+                             int middle) {
   const int last = middle + kScaleReach < 255 ? middle + kScaleReach : 255;
   int byte = middle - kScaleReach > 0 ? middle - kScaleReach : 0;
   int best = middle;
@@ -128,16 +131,14 @@ KVL_DEVICE uint8_t BestScale(const SplitParams& p, const BitSplit& split, const 
   // As often for all, because the lanes of a warp sum together.
   constexpr int kRounds = (2 * kScaleReach + kLossFactors) / kLossFactors;
   for (int round = 0; round < kRounds; ++round, byte += kLossFactors) {
-    float scales[kLossFactors], losses[kLossFactors];
+    int bytes[kLossFactors];
+    float losses[kLossFactors];
+    for (int i = 0; i < kLossFactors; ++i) bytes[i] = byte + i < last ? byte + i : last;
+    FindLosses(p, split, row, bytes, losses);
     for (int i = 0; i < kLossFactors; ++i) {
-      scales[i] = ScaleOfByte(static_cast<uint8_t>(byte + i < last ? byte + i : last));
-    }
-    FindLosses(p, split, row, scales, losses);
-    for (int i = 0; i < kLossFactors; ++i) {
-      if (byte <= last && losses[i] < least) {
-        least = losses[i];
-        best = byte + i < last ? byte + i : last;
-      }
+      if (byte > last || !(losses[i] < least)) continue;
+      least = losses[i];
+      best = bytes[i];
     }
   }
   return static_cast<uint8_t>(best);
@@ -149,7 +150,7 @@ KVL_DEVICE float NumberAt(const BlockLines& lines, int token, int channel) {
   return lines.Number(token / 2, channel / 16, channel % 16 * 2 + token % 2);
 }
 
-// Half a warp takes a token; `shared` has the rows of all halves.
+// Half a warp takes a token; `shared` has the rows of all halves, and a byte for each token.
 KVL_KERNEL(kThreads) TokenScaleKernel(KVL_PARAMS(SplitParams) p) {
   const SealedPlace place = p.all.places[BlockIdx()];
   const SealedHeadRun& head = p.all.heads[place.head];
@@ -157,14 +158,26 @@ KVL_KERNEL(kThreads) TokenScaleKernel(KVL_PARAMS(SplitParams) p) {
   const SealedSide& side = is_key ? head.k : head.v;
   const BlockLines lines(p.all, head, is_key, place.block);
   const int n = side.split.n_channels(), half = ThreadIdx() / kHalf;
-  float* const row = reinterpret_cast<float*>(Shared()) + half * n;
+  auto* const middles = reinterpret_cast<uint8_t*>(Shared());
+  float* const row = reinterpret_cast<float*>(Shared() + kBlockSize) + half * n;
   std::byte* const scales = head.packed[place.block] + side.scale_offset;
-  for (int token = half; token < kBlockSize; token += kThreads / kHalf) {
+  const auto read_row = [&](int token) {
+    SyncWarp();
     for (int c = Lane() % kHalf; c < n; c += kHalf) row[c] = NumberAt(lines, token, c);
     SyncWarp();
-    const uint8_t byte = BestScale(p, side.split, row);
+  };
+  // Roots first: they would take registers from what comes then.
+  KVL_NO_UNROLL
+  for (int token = half; token < kBlockSize; token += kThreads / kHalf) {
+    read_row(token);
+    const int middle = NearestScale(sqrt(SquareOf(row, n) / n));
+    if (Lane() % kHalf == 0) middles[token] = static_cast<uint8_t>(middle);
+  }
+  KVL_NO_UNROLL
+  for (int token = half; token < kBlockSize; token += kThreads / kHalf) {
+    read_row(token);
+    const uint8_t byte = BestScale(p, side.split, row, middles[token]);
     if (Lane() % kHalf == 0) scales[token] = static_cast<std::byte>(byte);
-    SyncWarp();
   }
 }
 
@@ -217,16 +230,17 @@ struct GroupOfNumbers {
     return {segment.group / n_across * n_lines + line,
             segment.first_channel / 16 + segment.group % n_across};
   }
+  KVL_DEVICE uint8_t ScaleByte(const Place& place) const {
+    return static_cast<uint8_t>(scales[lines.TokenOf(place.pair, place.line)]);
+  }
+  // 1 where tokens have none.
   KVL_DEVICE float ScaleOf(const Place& place) const {
-    if (scales == nullptr) return 1;
-    return ScaleOfByte(static_cast<uint8_t>(scales[lines.TokenOf(place.pair, place.line)]));
+    return scales == nullptr ? 1.0f : ScaleOfByte(ScaleByte(place));
   }
   // In units of its token.
   KVL_DEVICE float Number(const Place& place) const {
     const float x = lines.Number(place.pair, place.line);
-    if (scales == nullptr) return x;
-    const float inverse = 1 / ScaleOf(place);
-    return x * inverse;
+    return scales == nullptr ? x : x * p.inverses[ScaleByte(place)];
   }
   // What the code of a number loses, back in units of rows.
   KVL_DEVICE void StoreLoss(const Place& place, float loss) const {
@@ -265,6 +279,7 @@ KVL_DEVICE void StorePathLosses(const GroupOfNumbers& group, const TrellisLines&
                                 const WordOfCodes& codes) {
   constexpr int kLow = LowBits(kBits), kWindowMask = (1 << LowWindowBits(kBits)) - 1;
   const uint32_t twice = codes.word | codes.word << 16;  // round the end of the word
+  KVL_NO_UNROLL
   for (int i = 0; i < LinesPerGroup(kBits); ++i) {
     const int window = static_cast<int>(twice >> (kLow * i)) & kWindowMask;
     const int high = static_cast<int>(codes.highs >> i & 1u);
@@ -276,6 +291,7 @@ KVL_DEVICE void StorePathLosses(const GroupOfNumbers& group, const TrellisLines&
 template <int kBits>
 KVL_DEVICE void EncodePaths(const GroupOfNumbers& group, TrellisLines* lines, std::byte* to) {
   constexpr int kLines = PathFinder<kBits>::kLines;
+  KVL_NO_UNROLL
   for (int i = 0; i < kLines; ++i) {
     const auto place = group.PlaceOf(i);
     const float scale = group.ScaleOf(place);
@@ -285,6 +301,7 @@ KVL_DEVICE void EncodePaths(const GroupOfNumbers& group, TrellisLines* lines, st
   const WordOfCodes codes = PathFinder<kBits>(group.p.tables.sought[kBits - 1], lines).Find();
   const GroupOfCodes packed(kBits, to);
   if (HasHighBit(kBits)) {
+    KVL_NO_UNROLL
     for (int i = 0; i < kLines; ++i) packed.AddHigh(i, (codes.highs >> i & 1u) != 0);
   }
   packed.Store(codes.word);
@@ -341,7 +358,7 @@ void SealSplit(cudaStream_t stream, const SplitParams& params) {
                        .n_threads = kThreads,
                        .n_blocks_y = params.all.has_one_side ? 1 : 2};
   if (params.unit == StoredUnit::kToken) {
-    shape.shared_bytes = int64_t{kThreads / kHalf} * kMaxRowRank * sizeof(float);
+    shape.shared_bytes = kBlockSize + int64_t{kThreads / kHalf} * kMaxRowRank * sizeof(float);
     Launch(stream, TokenScaleKernel, shape, params);
     shape.shared_bytes = kThreads / kWarp * sizeof(TrellisLines);
   }

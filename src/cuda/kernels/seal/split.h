@@ -26,6 +26,7 @@ struct SplitParams {
   // By segment of a split: kSplitBits, and 1 / UnitLoss of them in units of tokens.
   int bits[kSplitBits.size()] = {};
   float shares[kSplitBits.size()] = {};
+  const float* inverses = nullptr;  // [256] on the device: 1 / ScaleOfByte
   UnitTables tables;
 };
 

@@ -35,13 +35,26 @@ class PathFinder {
 
   KVL_DEVICE WordOfCodes Find() {
     for (int state = 0; state < kStates; ++state) costs_[state] = 0.0f;
-    RunLap();
-    RunLap();
-    const int end = BestState();
-    WordOfCodes codes, other;
-    const int start = Trace(end, &codes);
-    const float cost = RunClosedLap(start, &codes);
-    return RunClosedLap(end, &other) < cost ? other : codes;
+    int start = 0, end = 0;
+    float least = 0;
+    WordOfCodes codes;
+    // Laps 0 and 1 begin in any state, 2 and 3 end where they begin. In one loop, because the code
+    // of a lap is long.
+    KVL_NO_UNROLL
+    for (int lap = 0; lap < 4; ++lap) {
+      if (lap >= 2) BeginAt(lap == 2 ? start : end);
+      RunLap();
+      if (lap == 0) continue;
+      if (lap == 1) end = BestState();
+      WordOfCodes found;
+      const int traced = lap == 2 ? start : end;
+      const int before = Trace(traced, &found);
+      const float cost = CostAt(traced);
+      if (lap == 1) start = before;
+      if (lap == 2 || cost < least) codes = found;
+      if (lap == 2) least = cost;
+    }
+    return codes;
   }
 
  private:
@@ -72,19 +85,16 @@ class PathFinder {
   // Goes on with costs_ through all lines, and notes by which of the ways into it each state is
   // reached at least cost.
   KVL_DEVICE void RunLap() {
+    KVL_NO_UNROLL
     for (int line = kLines - 1; line >= 0; --line) {
       const float x = lines_.x[line][lane_], weight = lines_.weights[line][lane_];
       float next[kStates];
       uint32_t choices = 0, highs = 0;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      KVL_UNROLL
       for (int state = 0; state < kStates; ++state) {
         float best = kHuge;
         uint32_t best_way = 0;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+        KVL_UNROLL
         for (int way = 0; way < kWays; ++way) {
           const int window = way * kStates + state;
           const float cost = costs_[window >> kLow] + CostOf(x, weight, window, &highs);
@@ -114,6 +124,7 @@ class PathFinder {
   // The codes of the last lap's path to a state. Returns the state that it comes from.
   KVL_DEVICE int Trace(int state, WordOfCodes* codes) const {
     *codes = {};
+    KVL_NO_UNROLL
     for (int line = 0; line < kLines; ++line) {
       const uint32_t choices = lines_.choices[line][lane_];
       const int way = static_cast<int>(choices >> (state * kLow)) & (kWays - 1);
@@ -125,14 +136,18 @@ class PathFinder {
     return state;
   }
 
-  // The codes of the best path from a state to itself. Returns what it costs.
-  KVL_DEVICE float RunClosedLap(int state, WordOfCodes* codes) {
+  KVL_DEVICE void BeginAt(int state) {
     for (int s = 0; s < kStates; ++s) costs_[s] = state == s ? 0.0f : kHuge;
-    RunLap();
-    Trace(state, codes);
-    float cost = costs_[0];
-    for (int s = 1; s < kStates; ++s) cost = state == s ? costs_[s] : cost;
-    return cost;
+  }
+
+  // By bits, or a compiler makes it an index into memory.
+  KVL_DEVICE float CostAt(int state) const {
+    uint32_t bits = 0;
+    KVL_UNROLL
+    for (int s = 0; s < kStates; ++s) {
+      bits |= state == s ? std::bit_cast<uint32_t>(costs_[s]) : 0u;
+    }
+    return std::bit_cast<float>(bits);
   }
 
   const float* sought_;

@@ -200,20 +200,20 @@ KVL_KERNEL(kThreads) TokenScaleKernel(KVL_PARAMS(UniformParams) p) {
   }
 }
 
-// A warp takes pairs of tokens of V, over all heads that share a layer record.
+// A warp takes a pair of tokens of V, over all heads that share a layer record.
 KVL_KERNEL(kThreads) LayerScaleKernel(KVL_PARAMS(UniformParams) p) {
   constexpr int kOfChannels = 0b11110;
   const SealedPlace place = p.layer_places[BlockIdx()];
   const SealedHeadRun* const heads = p.all.heads + place.head;
-  std::byte* const scales = heads[0].layer_record + int64_t{place.block} * 4 * kBlockSize;
-  for (int pair = WarpIdx(); pair < kBlockSize / 2; pair += WarpCount()) {
-    Range range;
-    for (int h = 0; h < heads[0].n_of_layer; ++h) {
-      AddValueLines(p, heads[h], place.block, pair, 0, heads[h].v.rank / 16, &range);
-    }
-    range.Fold(kOfChannels);
-    if (Lane() < 2) StoreTokenScale(p, p.v, range, scales, 2 * pair + Lane());
+  const int pair = BlockIdxY() * WarpCount() + WarpIdx();
+  Range range;
+  for (int h = 0; h < heads[0].n_of_layer; ++h) {
+    AddValueLines(p, heads[h], place.block, pair, 0, heads[h].v.rank / 16, &range);
   }
+  range.Fold(kOfChannels);
+  if (Lane() >= 2) return;
+  std::byte* const scales = heads[0].layer_record + int64_t{place.block} * 4 * kBlockSize;
+  StoreTokenScale(p, p.v, range, scales, 2 * pair + Lane());
 }
 
 // --- Codes ---
@@ -332,7 +332,10 @@ void SealUniform(cudaStream_t stream, const UniformParams& params) {
   if (params.k.sharing == ScaleSharing::kToken || params.v.sharing == ScaleSharing::kToken) {
     Launch(stream, TokenScaleKernel, all_places, params);
   }
-  Launch(stream, LayerScaleKernel, {.n_blocks = params.n_layer_places, .n_threads = kThreads},
+  Launch(stream, LayerScaleKernel,
+         {.n_blocks = params.n_layer_places,
+          .n_threads = kThreads,
+          .n_blocks_y = kBlockSize / 2 / (kThreads / kWarp)},
          params);
   Launch(stream, QuantiseKernel, all_places, params);
 }

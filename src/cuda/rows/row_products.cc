@@ -1,0 +1,181 @@
+// Products of RowVerbs.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/units.h"
+#include "cuda/kernels/rows/take.h"
+#include "cuda/kernels/weights/wide_rows.h"
+#include "cuda/rows/row_verbs.h"
+
+namespace kvlathe {
+namespace {
+
+// Up to here weights in blocks are read as they are: every eight rows read them once.
+constexpr int64_t kFewRows = 16;
+// Up to here all maps of heads are one launch.
+constexpr int64_t kFewRowsOfHeads = 64;
+// Of weights that become BF16 at a time.
+constexpr int64_t kWideBytes = int64_t{32} << 20;
+constexpr int64_t kOutsTogether = 64;
+
+DType RowsOf(WeightType type) { return type == WeightType::kF32 ? DType::kF32 : DType::kBf16; }
+
+}  // namespace
+
+PlacedProduct RowVerbs::Resolve(const ProductPlan& plan) const {
+  const CudaMatrix* const w = residents_.At(plan.w);
+  KVL_CHECK(w != nullptr);
+  return {.type = w->type,
+          .w = w->data,
+          .w_row_bytes = w->row_bytes,
+          .n_rows = plan.n_rows,
+          .n_out = w->n_out,
+          .n_in = w->n_in,
+          .x_type = plan.x_type,
+          .x = device_.At(plan.x),
+          .x_stride = plan.x_stride,
+          .bias = device_.As<const float>(plan.bias),
+          .y = device_.At(plan.y),
+          .y_stride = plan.y_stride,
+          .y_type = plan.y_type,
+          .accumulate = plan.accumulate};
+}
+
+void RowVerbs::MultiplyDense(const PlacedProduct& p) {
+  if (dense_ == nullptr) {
+    auto made = CublasltProduct::Create(&device_);
+    stream_.Note(made.status());
+    if (!made.ok()) return;
+    dense_ = *std::move(made);
+  }
+  DenseProduct product = {.type = RowsOf(p.type),
+                          .w = p.w,
+                          .w_stride = p.w_row_bytes / SizeOf(RowsOf(p.type)),
+                          .x = p.x,
+                          .x_stride = p.x_stride,
+                          .y_type = p.y_type,
+                          .y = p.y,
+                          .y_stride = p.y_stride,
+                          .n_rows = p.n_rows,
+                          .n_out = p.n_out,
+                          .n_in = p.n_in,
+                          .accumulate = p.accumulate};
+  const bool is_rounded_later = p.bias != nullptr && p.y_type == DType::kBf16;
+  if (is_rounded_later) {
+    if (!Hold(&sums_, p.n_rows * p.n_out * int64_t{sizeof(float)}, "products")) return;
+    product.y = device_.At(sums_.place());
+    product.y_stride = p.n_out;
+    product.y_type = DType::kF32;
+  }
+  if (p.bias != nullptr) {
+    cuda::PutBias(stream_.get(), {.y = static_cast<float*>(product.y),
+                                  .y_stride = product.y_stride,
+                                  .bias = p.bias,
+                                  .n_rows = p.n_rows,
+                                  .n_out = p.n_out,
+                                  .adds = p.accumulate});
+    product.accumulate = true;
+  }
+  const Status status = dense_->Multiply(product);
+  stream_.Note(status);
+  if (!status.ok()) return;
+  if (is_rounded_later) {
+    cuda::RoundRows(stream_.get(), {.from = static_cast<const float*>(product.y),
+                                    .to = p.y,
+                                    .to_stride = p.y_stride,
+                                    .n_rows = p.n_rows,
+                                    .n_dims = p.n_out});
+  }
+}
+
+// Weights in blocks, of which some outputs at a time become the type of the rows.
+void RowVerbs::MultiplyWidened(const PlacedProduct& p) {
+  const int64_t row_bytes = RoundUp(p.n_in * SizeOf(p.x_type), int64_t{16});
+  const int64_t most_outs =
+      std::max(kWideBytes / row_bytes / kOutsTogether, int64_t{1}) * kOutsTogether;
+  const int64_t n_together = std::min(p.n_out, most_outs);
+  if (!Hold(&wide_, n_together * row_bytes, "weights out of blocks")) return;
+  for (int64_t first = 0; first < p.n_out; first += n_together) {
+    PlacedProduct part = p;
+    part.type = DenseWeights(p.x_type);
+    part.w = device_.At(wide_.place());
+    part.w_row_bytes = row_bytes;
+    part.n_out = std::min(n_together, p.n_out - first);
+    part.y = p.y + first * SizeOf(p.y_type);
+    if (p.bias != nullptr) part.bias = p.bias + first;
+    cuda::WidenRows(stream_.get(), {.type = p.type,
+                                    .w = p.w + first * p.w_row_bytes,
+                                    .w_row_bytes = p.w_row_bytes,
+                                    .n_rows = static_cast<int>(part.n_out),
+                                    .n_in = static_cast<int>(p.n_in),
+                                    .out_type = p.x_type,
+                                    .out = device_.At(wide_.place()),
+                                    .out_stride = row_bytes / SizeOf(p.x_type)});
+    Multiply(part);
+  }
+}
+
+void RowVerbs::MultiplyFew(const PlacedProduct& p) {
+  cuda::MultiplyRows(stream_.get(), {.type = p.type,
+                                     .y_type = p.y_type,
+                                     .accumulate = p.accumulate,
+                                     .one = p.ToRowProduct(),
+                                     .max_rows = static_cast<int>(p.n_rows),
+                                     .max_out = static_cast<int>(p.n_out)});
+}
+
+void RowVerbs::Multiply(const PlacedProduct& p) {
+  if (p.n_rows == 0) return;
+  const bool are_rows_of_type = p.x_type == RowsOf(p.type);
+  if (HasBlocks(p.type) && (!are_rows_of_type || (p.n_rows > kFewRows && !deterministic_))) {
+    return MultiplyWidened(p);
+  }
+  KVL_CHECK(are_rows_of_type);
+  if (HasBlocks(p.type) || deterministic_) return MultiplyFew(p);
+  MultiplyDense(p);
+}
+
+void RowVerbs::Project(const ProductPlan& plan) { Multiply(Resolve(plan)); }
+
+void RowVerbs::MultiplyHeads(std::span<const PlacedProduct> products) {
+  int64_t max_rows = 0, max_out = 0;
+  std::vector<cuda::RowProduct> items;
+  bool are_alike = true;
+  for (const PlacedProduct& p : products) {
+    max_rows = std::max(max_rows, p.n_rows);
+    max_out = std::max(max_out, p.n_out);
+    are_alike = are_alike && p.type == products.front().type && p.x_type == RowsOf(p.type);
+    items.push_back(p.ToRowProduct());
+  }
+  if (max_rows == 0) return;
+  if (!are_alike || (max_rows > kFewRowsOfHeads && !deterministic_)) {
+    for (const PlacedProduct& p : products) Multiply(p);
+    return;
+  }
+  const cuda::RowProduct* const sent = stream_.Send(std::span<const cuda::RowProduct>(items));
+  if (sent == nullptr) return;
+  cuda::MultiplyRows(stream_.get(), {.type = products.front().type,
+                                     .y_type = products.front().y_type,
+                                     .items = sent,
+                                     .n_items = static_cast<int>(items.size()),
+                                     .max_rows = static_cast<int>(max_rows),
+                                     .max_out = static_cast<int>(max_out)});
+}
+
+void RowVerbs::ProjectHeads(const HeadProductsPlan& plan) {
+  std::vector<PlacedProduct> products;
+  for (const HeadProductsPlan::Head& head : plan.heads) {
+    products.push_back(Resolve({.w = head.w,
+                                .n_rows = plan.n_tokens,
+                                .x = head.x,
+                                .x_stride = plan.x_stride,
+                                .x_type = plan.type,
+                                .y = head.y,
+                                .y_stride = plan.y_stride,
+                                .y_type = plan.type}));
+  }
+  MultiplyHeads(products);
+}
+
+}  // namespace kvlathe
