@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace kvlathe {
+namespace {
+
+constexpr int64_t kMostCollected = 64;  // tokens of a step whose work is collected
+
+}  // namespace
 
 CudaBackend::CudaBackend(const Parts& parts)
     : device_(parts.device),
@@ -60,7 +65,12 @@ void CudaBackend::ReadFlags() {
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
   Enter();
-  uses_kernels_ ? rows_.Embed(plan) : mirror_.Embed(plan);
+  if (!uses_kernels_) return mirror_.Embed(plan);
+  // Every step begins here. Those of few tokens are short, and most of their time would be that of
+  // asking for one launch after the other.
+  const auto n_tokens = std::ssize(plan.tokens);
+  if (n_tokens <= kMostCollected) stream_.Collect(n_tokens);
+  rows_.Embed(plan);
 }
 
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
