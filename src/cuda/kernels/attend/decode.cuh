@@ -242,8 +242,8 @@ class DecodeItemRunner {
 
   KVL_DEVICE void AttendBlock(int b, const DecodeRun& run, int end, float (&maxima)[kN][2],
                               float (&sums)[kN][2]) {
-    const std::byte* const block = p_.base + int64_t{job_.places[b]} * kBlockPlace;
-    const BlockLayout& layout = p_.layouts[run.layout_idx];
+    const std::byte* const block = job_.base + int64_t{job_.places[b]} * kBlockPlace;
+    const AttendLayout& layout = p_.layouts[run.layout_idx];
     const bool is_plain = layout.k.reading == Reading::kRows;
     const int first = b * kBlockSize, in_run = b - run.first_block;
     RowScores x[kN] = {};
