@@ -70,9 +70,18 @@ class DecodeItemRunner {
              .o = reinterpret_cast<Floats4*>(mine + at_.o),
              .v_tiles = job_.rank_v / 16,
              .tables = params.tables};
+    first_seen_ = SeenBegin(0);
+    last_first_seen_ = SeenBegin(item_.n_rows - 1);
+    first_end_ = SeenEnd(0);
+    const int last_end = SeenEnd(item_.n_rows - 1);
+    end_ = item_.entry_end < last_end ? item_.entry_end : last_end;
   }
 
   KVL_DEVICE void Run() {
+    if (const int b = FirstBlock(); b * kBlockSize < end_) {
+      int run_idx = item_.first_run;
+      PrefetchBlock(b, FindRun(b, &run_idx));
+    }
     LoadRows();
     if (job_.mean.n_pairs > 0) {
       LoadAngles();
@@ -102,7 +111,8 @@ class DecodeItemRunner {
   // Row `row` of the item sees entries [SeenBegin, SeenEnd).
   KVL_DEVICE int SeenEnd(int row) const { return job_.first_visible + TokenOf(row); }
   KVL_DEVICE int SeenBegin(int row) const {
-    return job_.window > 0 ? SeenEnd(row) - job_.window : 0;
+    const int begin = job_.window > 0 ? SeenEnd(row) - job_.window : 0;
+    return begin > 0 ? begin : 0;
   }
 
   // Queries as they are, and in F16 times a power of two that leaves their largest number between
@@ -211,10 +221,31 @@ class DecodeItemRunner {
     }
   }
 
+  KVL_DEVICE int FirstBlock() const {
+    const int begin = item_.entry_begin > first_seen_ ? item_.entry_begin : first_seen_;
+    return begin / kBlockSize + simt::WarpIdx();  // never below entry 0
+  }
+
+  // The run of block b is that of run_idx or a later one.
+  KVL_DEVICE const DecodeRun& FindRun(int b, int* run_idx) const {
+    while (b >= job_.runs[*run_idx].first_block + job_.runs[*run_idx].n_blocks) ++*run_idx;
+    return job_.runs[*run_idx];
+  }
+
+  KVL_DEVICE const std::byte* BlockAt(int b) const {
+    return job_.base + int64_t{job_.places[b]} * kBlockPlace;
+  }
+
+  KVL_DEVICE void PrefetchBlock(int b, const DecodeRun& run) const {
+    const int n_bytes = p_.layouts[run.layout_idx].n_bytes;
+    const std::byte* const block = BlockAt(b);
+    constexpr int kLine = 128;
+    for (int at = simt::Lane() * kLine; at < n_bytes; at += simt::kWarp * kLine) {
+      simt::Prefetch(block + at);
+    }
+  }
+
   KVL_DEVICE void AttendBlocks() {
-    const int last_row = item_.n_rows - 1;
-    const int begin = item_.entry_begin > SeenBegin(0) ? item_.entry_begin : SeenBegin(0);
-    const int end = item_.entry_end < SeenEnd(last_row) ? item_.entry_end : SeenEnd(last_row);
     float maxima[kN][2], sums[kN][2];
 #pragma unroll
     for (int row8 = 0; row8 < kN; ++row8) {
@@ -222,10 +253,12 @@ class DecodeItemRunner {
       sums[row8][0] = sums[row8][1] = 0;
     }
     int run_idx = item_.first_run;
-    for (int b = (begin > 0 ? begin : 0) / kBlockSize + simt::WarpIdx(); b * kBlockSize < end;
-         b += simt::WarpCount()) {
-      while (b >= job_.runs[run_idx].first_block + job_.runs[run_idx].n_blocks) ++run_idx;
-      AttendBlock(b, job_.runs[run_idx], end, maxima, sums);
+    for (int b = FirstBlock(); b * kBlockSize < end_;) {
+      const DecodeRun& run = FindRun(b, &run_idx);
+      const int next = b + simt::WarpCount();
+      if (next * kBlockSize < end_) PrefetchBlock(next, FindRun(next, &run_idx));
+      AttendBlock(b, run, maxima, sums);
+      b = next;
     }
     const int lane = simt::Lane();
     if (lane >= 4) return;
@@ -240,9 +273,9 @@ class DecodeItemRunner {
     }
   }
 
-  KVL_DEVICE void AttendBlock(int b, const DecodeRun& run, int end, float (&maxima)[kN][2],
+  KVL_DEVICE void AttendBlock(int b, const DecodeRun& run, float (&maxima)[kN][2],
                               float (&sums)[kN][2]) {
-    const std::byte* const block = job_.base + int64_t{job_.places[b]} * kBlockPlace;
+    const std::byte* const block = BlockAt(b);
     const AttendLayout& layout = p_.layouts[run.layout_idx];
     const bool is_plain = layout.k.reading == Reading::kRows;
     const int first = b * kBlockSize, in_run = b - run.first_block;
@@ -254,9 +287,9 @@ class DecodeItemRunner {
     }
     ToLog2(is_plain, x);
     if (job_.mean.n_pairs > 0) AddMeanScores(first, x);
-    const bool are_all_seen = first + kBlockSize <= SeenEnd(0) && first + kBlockSize <= end &&
-                              first >= SeenBegin(item_.n_rows - 1);
-    if (!are_all_seen) HideUnseen(first, end, x);
+    const bool are_all_seen =
+        first + kBlockSize <= first_end_ && first + kBlockSize <= end_ && first >= last_first_seen_;
+    if (!are_all_seen) HideUnseen(first, x);
     float alpha[kN][2];
     Softmax(is_plain, maxima, alpha, x);
     simt::SyncWarp();
@@ -274,7 +307,7 @@ class DecodeItemRunner {
       sums[row8][1] = sums[row8][1] * alpha[row8][1] + added[1];
     }
     if (is_plain) {
-      AddRowValues<kN>(rows_, block, layout.v, {SeenBegin(0) - first, end - first, are_all_seen},
+      AddRowValues<kN>(rows_, block, layout.v, {first_seen_ - first, end_ - first, are_all_seen},
                        probs, alpha);
     } else {
       const std::byte* const scales = layout.v.in_layer != 0
@@ -355,14 +388,14 @@ class DecodeItemRunner {
     simt::SyncWarp();
   }
 
-  KVL_DEVICE void HideUnseen(int first, int end, RowScores (&x)[kN]) const {
+  KVL_DEVICE void HideUnseen(int first, RowScores (&x)[kN]) const {
     const int lane = simt::Lane();
 #pragma unroll
     for (int row8 = 0; row8 < kN; ++row8) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const int row = 8 * row8 + 2 * (lane % 4) + c % 2;
-        const int row_end = SeenEnd(row) < end ? SeenEnd(row) : end;
+        const int row_end = SeenEnd(row) < end_ ? SeenEnd(row) : end_;
         const int row_begin = SeenBegin(row);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
@@ -516,6 +549,9 @@ class DecodeItemRunner {
   DecodeShared at_;
   std::byte* shared_;
   WarpRows rows_;
+  // Of the item: the first entry that its first row sees, and its last row; where what the first
+  // row sees ends, and what any row does.
+  int first_seen_ = 0, last_first_seen_ = 0, first_end_ = 0, end_ = 0;
 };
 
 // A block of threads merges a row of a split, in the order of its parts.
