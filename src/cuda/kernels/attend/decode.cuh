@@ -61,8 +61,10 @@ class DecodeItemRunner {
         item_(of_item),
         job_(params.jobs[of_item.job_idx]),
         at_(DecodeSharedOf(params)),
-        shared_(simt::Shared()) {
-    std::byte* const mine = shared_ + at_.warps + simt::WarpIdx() * at_.warp_bytes;
+        shared_(simt::Shared()),
+        // The compiler then knows that what depends on it is the same in all lanes.
+        warp_(simt::Shuffle(simt::WarpIdx(), 0)) {
+    std::byte* const mine = shared_ + at_.warps + warp_ * at_.warp_bytes;
     rows_ = {.q_f16 = shared_ + at_.q_f16,
              .q_bf16 = shared_ + at_.q_bf16,
              .q_stride = at_.q_stride,
@@ -80,7 +82,7 @@ class DecodeItemRunner {
   KVL_DEVICE void Run() {
     if (const int b = FirstBlock(); b * kBlockSize < end_) {
       int run_idx = item_.first_run;
-      PrefetchBlock(b, FindRun(b, &run_idx));
+      PrefetchBlock(b, p_.layouts[FindRun(b, &run_idx).layout_idx].n_bytes);
     }
     LoadRows();
     if (job_.mean.n_pairs > 0) {
@@ -119,7 +121,7 @@ class DecodeItemRunner {
   // 16 and 32, where scales of channels find room as well.
   KVL_DEVICE void LoadRows() {
     const int n_words = job_.rank_k / 2;
-    for (int row = simt::WarpIdx(); row < kRows; row += simt::WarpCount()) {
+    for (int row = warp_; row < kRows; row += simt::WarpCount()) {
       const auto* const from =
           reinterpret_cast<const uint32_t*>(job_.q + 2 * job_.q_stride * (item_.row_begin + row));
       auto* const f16 = reinterpret_cast<uint32_t*>(shared_ + at_.q_f16 + row * at_.q_stride);
@@ -200,7 +202,7 @@ class DecodeItemRunner {
   KVL_DEVICE void ScoreSinks() {
     const int n_words = job_.head_dim / 2;
     float* const scores = FloatsAt(at_.sinks);
-    for (int j = simt::WarpIdx(); j < kRows * job_.n_sinks; j += simt::WarpCount()) {
+    for (int j = warp_; j < kRows * job_.n_sinks; j += simt::WarpCount()) {
       const int row = j / job_.n_sinks, sink = j % job_.n_sinks;
       const int end = job_.first_sinks_visible + TokenOf(row);
       const bool sees = row < item_.n_rows && sink < end &&
@@ -223,7 +225,7 @@ class DecodeItemRunner {
 
   KVL_DEVICE int FirstBlock() const {
     const int begin = item_.entry_begin > first_seen_ ? item_.entry_begin : first_seen_;
-    return begin / kBlockSize + simt::WarpIdx();  // never below entry 0
+    return begin / kBlockSize + warp_;  // never below entry 0
   }
 
   // The run of block b is that of run_idx or a later one.
@@ -236,8 +238,7 @@ class DecodeItemRunner {
     return job_.base + int64_t{job_.places[b]} * kBlockPlace;
   }
 
-  KVL_DEVICE void PrefetchBlock(int b, const DecodeRun& run) const {
-    const int n_bytes = p_.layouts[run.layout_idx].n_bytes;
+  KVL_DEVICE void PrefetchBlock(int b, int n_bytes) const {
     const std::byte* const block = BlockAt(b);
     constexpr int kLine = 128;
     for (int at = simt::Lane() * kLine; at < n_bytes; at += simt::kWarp * kLine) {
@@ -253,12 +254,8 @@ class DecodeItemRunner {
       sums[row8][0] = sums[row8][1] = 0;
     }
     int run_idx = item_.first_run;
-    for (int b = FirstBlock(); b * kBlockSize < end_;) {
-      const DecodeRun& run = FindRun(b, &run_idx);
-      const int next = b + simt::WarpCount();
-      if (next * kBlockSize < end_) PrefetchBlock(next, FindRun(next, &run_idx));
-      AttendBlock(b, run, maxima, sums);
-      b = next;
+    for (int b = FirstBlock(); b * kBlockSize < end_; b += simt::WarpCount()) {
+      AttendBlock(b, FindRun(b, &run_idx), maxima, sums);
     }
     const int lane = simt::Lane();
     if (lane >= 4) return;
@@ -266,7 +263,7 @@ class DecodeItemRunner {
     for (int row8 = 0; row8 < kN; ++row8) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int row = simt::WarpIdx() * kRows + 8 * row8 + 2 * lane + j;
+        const int row = warp_ * kRows + 8 * row8 + 2 * lane + j;
         FloatsAt(at_.maxima)[row] = maxima[row8][j];
         FloatsAt(at_.sums)[row] = sums[row8][j];
       }
@@ -286,6 +283,9 @@ class DecodeItemRunner {
       AddCodeScores<kN>(rows_, block, layout.k, KeyScales(layout.k, block, run, in_run), x);
     }
     ToLog2(is_plain, x);
+    // The next block comes nearer; where its run is another one, the size of this one's serves.
+    const int next = b + simt::WarpCount();
+    if (next * kBlockSize < end_) PrefetchBlock(next, layout.n_bytes);
     if (job_.mean.n_pairs > 0) AddMeanScores(first, x);
     const bool are_all_seen =
         first + kBlockSize <= first_end_ && first + kBlockSize <= end_ && first >= last_first_seen_;
@@ -347,7 +347,7 @@ class DecodeItemRunner {
   KVL_DEVICE void AddMeanScores(int first, RowScores (&x)[kN]) {
     const DecodeMean& mean = job_.mean;
     const int n_pairs = mean.n_pairs, lane = simt::Lane();
-    std::byte* const turned = shared_ + at_.warps + simt::WarpIdx() * at_.warp_bytes + at_.turned;
+    std::byte* const turned = shared_ + at_.warps + warp_ * at_.warp_bytes + at_.turned;
     const int rest = kRows * at_.mean_stride;  // where what F16 leaves lies
     const int64_t angles = int64_t{mean.first_position + first} * mean.half;
     for (int i = lane; i < n_pairs; i += simt::kWarp) {
@@ -548,6 +548,7 @@ class DecodeItemRunner {
   const DecodeJob& job_;
   DecodeShared at_;
   std::byte* shared_;
+  int warp_;
   WarpRows rows_;
   // Of the item: the first entry that its first row sees, and its last row; where what the first
   // row sees ends, and what any row does.
