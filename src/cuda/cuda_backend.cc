@@ -1,6 +1,7 @@
 #include "cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace kvlathe {
@@ -11,6 +12,10 @@ CudaBackend::CudaBackend(const Parts& parts)
       stream_(*parts.stream),
       mirror_(*parts.mirror),
       rows_(parts.stream, parts.memory, parts.residents),
+      decoding_(parts.stream, parts.memory, parts.residents, parts.n_multiprocessors,
+                parts.shared_bytes),
+      prompts_(parts.memory, parts.residents,
+               {.n_processors = parts.n_multiprocessors, .shared_bytes = parts.shared_bytes}),
       largest_(parts.memory),
       pruner_(parts.memory),
       appender_(parts.stream, parts.memory),
@@ -25,6 +30,8 @@ void CudaBackend::Enter() const {
 
 void CudaBackend::set_deterministic(bool deterministic) {
   rows_.set_deterministic(deterministic);
+  decoding_.set_deterministic(deterministic);
+  prompts_.set_deterministic(deterministic);
   mirror_.set_deterministic(deterministic);
 }
 void CudaBackend::set_exact_rows(bool exact) { mirror_.set_exact_rows(exact); }
@@ -41,6 +48,8 @@ StatusOr<StepReport> CudaBackend::Finish() {
   KVL_RETURN_IF_ERROR(report.status());
   report->failures.insert(report->failures.begin(), of_kernels.failures.begin(),
                           of_kernels.failures.end());
+  const auto layer_of = [](const StepReport::Failure& failure) { return failure.layer_idx; };
+  std::ranges::stable_sort(report->failures, {}, layer_of);
   return report;
 }
 
@@ -109,7 +118,35 @@ void CudaBackend::Append(const AppendPlan& plan) {
 
 void CudaBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
   Enter();
-  mirror_.Attend(jobs, sm_scale, schedule);
+  if (jobs.empty()) return;
+  // Nearly always all go the same way.
+  const AttendedBy first = WhoAttends(jobs.front());
+  const auto goes_along = [&](const HeadJob& job) { return WhoAttends(job) == first; };
+  if (std::ranges::all_of(jobs, goes_along)) return AttendBy(first, jobs, sm_scale, schedule);
+  std::array<std::vector<HeadJob>, 3> by_who;
+  for (const HeadJob& job : jobs) by_who[static_cast<size_t>(WhoAttends(job))].push_back(job);
+  for (size_t who = 0; who < by_who.size(); ++who) {
+    if (by_who[who].empty()) continue;
+    AttendBy(static_cast<AttendedBy>(who), by_who[who], sm_scale, schedule);
+  }
+}
+
+CudaBackend::AttendedBy CudaBackend::WhoAttends(const HeadJob& job) const {
+  if (uses_kernels_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
+  if (uses_kernels_ && prompts_.Takes(job)) return AttendedBy::kPrompts;
+  return AttendedBy::kMirror;
+}
+
+void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale,
+                           Schedule schedule) {
+  switch (who) {
+    case AttendedBy::kDecoding:
+      return decoding_.Attend(jobs, sm_scale, schedule);
+    case AttendedBy::kPrompts:
+      return prompts_.Attend(jobs, sm_scale);
+    case AttendedBy::kMirror:
+      return mirror_.Attend(jobs, sm_scale, schedule);
+  }
 }
 
 void CudaBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {

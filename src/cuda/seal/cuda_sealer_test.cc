@@ -107,7 +107,7 @@ TEST(CudaSealerTest, BytesAreThoseOfTheCpu) {
       if (HasFatalFailure()) return;
     }
   }
-  EXPECT_GE(n_formats, 19);
+  EXPECT_GE(n_formats, 29);
 }
 
 // Runs of several lengths and sequences in one batch.

@@ -2,6 +2,7 @@
 
 #include "cuda/kernels/attend/expand.cuh"
 #include "cuda/kernels/attend/prefill.h"
+#include "cuda/kernels/attend/prefill_merge.h"
 #include "cuda/kernels/attend/tile.cuh"
 #include "cuda/simt/launch.h"
 #include "machine/object_id.h"
@@ -12,6 +13,7 @@ namespace {
 using namespace simt;
 
 constexpr int kMostThreads = kMostPromptRows / kRowsOfWarp * kWarp;
+constexpr int kFewestWarps = 4;
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 
@@ -85,7 +87,7 @@ struct BlockPlace {
 struct BlockFinder {
   const PromptHead& head;
   const std::byte* base;
-  int run_idx = 0;
+  int run_idx;  // where it begins to look
 
   KVL_DEVICE BlockPlace Find(int block) {
     const std::byte* const at = base + int64_t{head.blocks[block]} * kDeviceAlignment;
@@ -206,7 +208,7 @@ struct PromptWork {
     if (seen.begin >= seen.end) return;
     StageQueries(head.q + item.row_begin * head.q_stride, head.q_stride, head.rank_k, item.n_rows,
                  q);
-    BlockFinder finder = {head, p.base};
+    BlockFinder finder = {head, p.base, item.first_run};
     BlockPlace at = finder.Find(seen.begin / kBlockSize);
     BringKeys(at);
     CommitCopies();
@@ -347,7 +349,8 @@ PromptKernel(KVL_PARAMS(PromptParams) p) {
 
 template <int kChannels>
 void LaunchFor(cudaStream_t stream, const PromptParams& p) {
-  const int n_warps = (p.most_rows + kRowsOfWarp - 1) / kRowsOfWarp;
+  // Warps without rows help to expand blocks.
+  const int n_warps = std::max(kFewestWarps, (p.most_rows + kRowsOfWarp - 1) / kRowsOfWarp);
   const int rows = n_warps * kRowsOfWarp;
   Launch(stream, PromptKernel<kChannels>,
          {.n_blocks = p.n_items,
@@ -360,14 +363,19 @@ void LaunchFor(cudaStream_t stream, const PromptParams& p) {
 }  // namespace
 
 int64_t PromptSharedBytes(int rows, int most_rank_k, int most_rank_v) {
-  rows = (rows + kRowsOfWarp - 1) / kRowsOfWarp * kRowsOfWarp;
+  rows = std::max(kFewestWarps, (rows + kRowsOfWarp - 1) / kRowsOfWarp) * kRowsOfWarp;
   return SharedPlaces::Of(rows, most_rank_k, most_rank_v).n_bytes;
 }
 
 void AttendPrompt(cudaStream_t stream, const PromptParams& params) {
-  if (params.most_width <= 64) return LaunchFor<64>(stream, params);
-  if (params.most_width <= 128) return LaunchFor<128>(stream, params);
-  LaunchFor<256>(stream, params);
+  if (params.most_width <= 64) {
+    LaunchFor<64>(stream, params);
+  } else if (params.most_width <= 128) {
+    LaunchFor<128>(stream, params);
+  } else {
+    LaunchFor<256>(stream, params);
+  }
+  MergePromptParts(stream, params);
 }
 
 }  // namespace kvlathe::cuda

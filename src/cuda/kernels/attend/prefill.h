@@ -50,8 +50,18 @@ struct PromptItem {
   int n_rows = 0;
   int entry_begin = 0;  // multiple of kBlockSize; the item of entry 0 adds the sinks
   int entry_end = 0;
+  int first_run = 0;  // of the head: that of the first entry that is read, or an earlier one
   // Where in `partials` the partial result goes (PartialFloats); -1: the item finishes its rows.
   int64_t partial_offset = -1;
+};
+
+// Rows whose entries several items share. Their partial results follow each other.
+struct PromptSplit {
+  int head = 0;
+  int row_begin = 0;
+  int n_rows = 0;
+  int n_parts = 0;
+  int64_t partial_offset = 0;
 };
 
 struct PromptParams {
@@ -59,6 +69,8 @@ struct PromptParams {
   const PromptHead* heads = nullptr;
   const PromptItem* items = nullptr;
   int n_items = 0;
+  const PromptSplit* splits = nullptr;
+  int n_splits = 0;
   float sm_scale = 1;
   float* partials = nullptr;
   // The largest of all heads.
@@ -75,6 +87,7 @@ inline constexpr int kMostPromptRows = 128;
 // sm_89), 163 KiB (sm_80) or 227 KiB (sm_90) for a block of threads.
 int64_t PromptSharedBytes(int rows, int most_rank_k, int most_rank_v);
 
+// Runs all items and then merges the splits.
 void AttendPrompt(cudaStream_t stream, const PromptParams& params);
 
 }  // namespace kvlathe::cuda

@@ -26,6 +26,8 @@ struct BlockLines {
         is_key(of_keys),
         kind(p.row_kind) {}
 
+  // The number of a line in its block.
+  KVL_DEVICE int LineAt(int pair, int line) const { return pair * n_lines + line; }
   KVL_DEVICE int TokenOf(int pair, int line) const {
     return is_key ? 16 * line + simt::Lane() / 2 : 2 * pair + simt::Lane() % 2;
   }
@@ -56,6 +58,19 @@ struct BlockLines {
     return scale * (step == 0 ? zero : step * kUnitStep);
   }
 };
+
+// Whether the lane's word of a line of a block is kept exactly. `at` is BlockLines::LineAt.
+KVL_DEVICE bool IsExact(const SealedSide& side, int block, int at) {
+  const uint32_t* const exact = side.repairs.exact;
+  if (exact == nullptr) return false;
+  return (exact[int64_t{block} * 2 * side.rank + at] >> simt::Lane() & 1u) != 0;
+}
+
+// Where the loss of the lane's word of a line goes; null where nobody asks.
+KVL_DEVICE float* ResidualAt(const SealedSide& side, int block, int at) {
+  if (side.repairs.residual == nullptr) return nullptr;
+  return side.repairs.residual + (int64_t{block} * 2 * side.rank + at) * 32 + simt::Lane();
+}
 
 // Collects the codes of a group of lines, of which each lane brings its own, and stores them as
 // format/codes/code_lines.h says. All lanes call together.

@@ -14,6 +14,22 @@ namespace kvlathe::cuda {
 // What the rows of blocks are before they are sealed.
 enum class RowKind : int32_t { kBf16, kF32, kCoded };
 
+// What repairs the losses of a side: exact entries and low-rank factors. Offsets are bytes.
+struct SealedRepairs {
+  int n_outliers = 0;  // at either end: of a channel of K over the run, of a token of V over heads
+  int lowrank = 0;     // columns
+  int64_t count_offset = 0;  // of entries by lane, in a packed block
+  bool has_wide_counts = false;
+  // In the run record (K) or the layer record (V).
+  int64_t ends_offset = 0, difference_offset = 0, place_offset = 0;
+  int64_t a_offset = 0;  // in a packed block, [lowrank][kBlockSize] F16
+  int64_t b_offset = 0;  // in the run record, [lowrank][rank] F16
+  // By block and lines: a bit for each number, set where it is kept exactly, and what codes lose.
+  // Null where nobody asks.
+  uint32_t* exact = nullptr;  // [n_blocks][kBlockSize * rank / 32]
+  float* residual = nullptr;  // [n_blocks][kBlockSize * rank]
+};
+
 // K or V of a head of a run. Offsets are bytes.
 struct SealedSide {
   int rank = 0;
@@ -26,10 +42,7 @@ struct SealedSide {
   int group = 0;
   int span_blocks = 1;
   BitSplit split;  // where bits are split
-  // Where runs are repaired, by block and lines: a bit for each number, set where it is kept
-  // exactly, and what codes lose. Null: there are none, or nobody asks.
-  uint32_t* exact = nullptr;  // [n_blocks][kBlockSize * rank / 32]
-  float* residual = nullptr;  // [n_blocks][kBlockSize * rank]
+  SealedRepairs repairs;
 };
 
 struct SealedHeadRun {

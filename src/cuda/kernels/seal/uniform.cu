@@ -46,8 +46,9 @@ struct Range {
   KVL_DEVICE void Fold(int mask) {
     for (int step = 16; step > 0; step /= 2) {
       if ((mask & step) == 0) continue;
-      Add(ShuffleXor(low, step));
-      Add(ShuffleXor(high, step));
+      const float other_low = ShuffleXor(low, step), other_high = ShuffleXor(high, step);
+      if (other_low < low) low = other_low;
+      if (other_high > high) high = other_high;
     }
   }
 };
@@ -102,16 +103,9 @@ KVL_DEVICE void StoreTokenScale(const UniformParams& p, const CodedSide& codes, 
   }
 }
 
-KVL_DEVICE bool IsExact(const SealedSide& side, const BlockLines& lines, int block, int pair,
-                        int line) {
-  if (side.exact == nullptr) return false;
-  const int at = block * 2 * side.rank + pair * lines.n_lines + line;
-  return (side.exact[at] >> Lane() & 1) != 0;
-}
-
 KVL_DEVICE void AddLine(const SealedSide& side, const BlockLines& lines, int block, int pair,
                         int line, Range* range) {
-  if (!IsExact(side, lines, block, pair, line)) range->Add(lines.Number(pair, line));
+  if (!IsExact(side, block, lines.LineAt(pair, line))) range->Add(lines.Number(pair, line));
 }
 
 // Scales of a pair of channels; lanes differ in tokens but for the lowest bit.
@@ -282,11 +276,8 @@ KVL_DEVICE uint32_t EncodeWord(const UniformParams& p, const SealedHeadRun& head
   const Scale scale = ScaleOf(p, head, lines, block, pair, line);
   const Coded coded =
       p.has_table ? NumberOfTable(p.steps, x, scale) : StepOf(lines.is_key ? p.k : p.v, x, scale);
-  if (side.residual != nullptr) {
-    const int64_t at =
-        int64_t{block} * kBlockSize * side.rank + (pair * lines.n_lines + line) * 32 + Lane();
-    side.residual[at] = x - coded.value;
-  }
+  float* const residual = ResidualAt(side, block, lines.LineAt(pair, line));
+  if (residual != nullptr) *residual = x - coded.value;
   return CodeOf(coded.code);
 }
 
