@@ -58,24 +58,32 @@ struct ScaleBits {
 };
 
 KVL_DEVICE ScaleBits Rounded(const Range& range, const CodedSide& side) {
-  const float levels = side.is_symmetric ? 127.0f : static_cast<float>((1 << side.bits) - 1);
   const bool is_empty = range.high < range.low;
   const float below = 0.0f - range.low;
-  float scale;
-  if (!side.is_symmetric) {
-    scale = (range.high - range.low) / levels;
-    if (range.low == range.high) scale = 1;
-  } else if (side.bits == 4) {
+  float width = range.high - range.low, levels = static_cast<float>((1 << side.bits) - 1);
+  if (side.is_symmetric && side.bits == 4) {
     // Code 0 is the element that lies farthest out, on its side.
-    scale = (range.high < below ? range.low : range.high) / -8.0f;
-  } else {
-    scale = (range.high > below ? range.high : below) / levels;
+    width = range.high < below ? range.low : range.high;
+    levels = -8.0f;
+  } else if (side.is_symmetric) {
+    width = range.high > below ? range.high : below;
+    levels = 127.0f;
   }
+  float scale = width / levels;
+  if (!side.is_symmetric && range.low == range.high) scale = 1;
   if (is_empty) scale = 1;
   uint32_t bits = BoundedF16(scale);
   if ((bits & 0x7fffu) == 0) bits = 1;
   // The sum leaves no -0, which would depend on the order of equal values.
   return {bits, BoundedF16((is_empty ? 0.0f : range.low) + 0.0f)};
+}
+
+// A range and an offset.
+KVL_DEVICE ScaleBits RoundedForCodebook(const Range& range) {
+  const bool is_empty = range.low > range.high;
+  const float low = is_empty ? 0 : range.low, high = is_empty ? 0 : range.high;
+  const uint32_t bits = BoundedF16(0.5f * high - 0.5f * low);
+  return {bits == 0 ? 1 : bits, BoundedF16(0.5f * high + 0.5f * low + 0.0f)};  // never -0
 }
 
 KVL_DEVICE uint16_t* Shorts(std::byte* bytes) { return reinterpret_cast<uint16_t*>(bytes); }
@@ -96,7 +104,7 @@ KVL_DEVICE void StoreTokenScale(const UniformParams& p, const CodedSide& codes, 
     scales[token] = static_cast<std::byte>(TableScaleByte(largest, p.steps.max_exponent));
     return;
   }
-  const ScaleBits bits = Rounded(range, codes);
+  const ScaleBits bits = p.has_codebook ? RoundedForCodebook(range) : Rounded(range, codes);
   Shorts(scales)[token] = static_cast<uint16_t>(bits.scale);
   if (!codes.is_symmetric) {
     Shorts(scales)[kBlockSize + token] = static_cast<uint16_t>(bits.minimum);
@@ -229,6 +237,10 @@ KVL_DEVICE Scale ScaleOf(const UniformParams& p, const SealedHeadRun& head, cons
     const int channel = 2 * pair + Lane() % 2;
     return {NumberOfF16(scales[channel]), NumberOfF16(scales[side.rank + channel])};
   }
+  if (codes.sharing == ScaleSharing::kModel) {
+    const float* const scales = head.model.key_scales + 2 * pair + Lane() % 2;
+    return {scales[0], scales[side.rank]};
+  }
   const int token = lines.TokenOf(pair, line);
   const int group = (lines.is_key ? 2 * pair : 16 * line) / side.group;
   std::byte* const scales = codes.sharing == ScaleSharing::kTokenLayer
@@ -269,13 +281,26 @@ KVL_DEVICE Coded NumberOfTable(const TableSteps& steps, float x, const Scale& sc
   return {code, number * scale.scale};
 }
 
+KVL_DEVICE Coded CentroidOf(const Codebook& book, float x, const Scale& scale) {
+  const float quotient = (x - scale.minimum) / scale.scale;
+  int code = 0;
+  for (int i = 0; i < book.n_codes - 1; ++i) code += quotient > book.boundaries[i] ? 1 : 0;
+  return {static_cast<float>(code), book.centroids[code] * scale.scale + scale.minimum};
+}
+
+KVL_DEVICE Coded EncodedBy(const UniformParams& p, const SealedHeadRun& head, bool is_key, float x,
+                           const Scale& scale) {
+  if (p.has_codebook) return CentroidOf(head.model.books[is_key ? 0 : 1], x, scale);
+  if (p.has_table) return NumberOfTable(p.steps, x, scale);
+  return StepOf(is_key ? p.k : p.v, x, scale);
+}
+
 KVL_DEVICE uint32_t EncodeWord(const UniformParams& p, const SealedHeadRun& head,
                                const BlockLines& lines, int block, int pair, int line) {
   const SealedSide& side = lines.is_key ? head.k : head.v;
-  const float x = lines.Number(pair, line);
+  const float x = SealedNumber(head, lines, block, pair, line);
   const Scale scale = ScaleOf(p, head, lines, block, pair, line);
-  const Coded coded =
-      p.has_table ? NumberOfTable(p.steps, x, scale) : StepOf(lines.is_key ? p.k : p.v, x, scale);
+  const Coded coded = EncodedBy(p, head, lines.is_key, x, scale);
   float* const residual = ResidualAt(side, block, lines.LineAt(pair, line));
   if (residual != nullptr) *residual = x - coded.value;
   return CodeOf(coded.code);
