@@ -150,8 +150,12 @@ KVL_KERNEL(kThreads) ChannelScaleKernel(KVL_PARAMS(UniformParams) p) {
   }
 }
 
-// A warp takes sixteen tokens of a group of channels of K.
-KVL_DEVICE void ScaleKeyTokens(const UniformParams& p, const SealedHeadRun& head, int block) {
+// Ranges of the tokens of a block, [groups][kBlockSize], which warps find before scales are made:
+// what divides would take registers from who reads.
+KVL_DEVICE Range* Ranges() { return reinterpret_cast<Range*>(Shared()); }
+
+// A warp takes sixteen tokens of a group of channels of K. Returns how many groups there are.
+KVL_DEVICE int FindKeyRanges(const UniformParams& p, const SealedHeadRun& head, int block) {
   const int pairs = head.k.group / 2, n_pairs = head.k.rank / 2;
   const int n_groups = (n_pairs + pairs - 1) / pairs;
   const BlockLines lines(p.all, head, /*of_keys=*/true, block);
@@ -163,11 +167,12 @@ KVL_DEVICE void ScaleKeyTokens(const UniformParams& p, const SealedHeadRun& head
       AddLine(head.k, lines, block, pair, line, &range);
     }
     range.Fold(1);
-    if (Lane() % 2 != 0) continue;
-    std::byte* const scales = TokenScalesOf(p, head.k, p.k, head.packed[block], g);
-    StoreTokenScale(p, p.k, range, scales, lines.TokenOf(0, line));
+    if (Lane() % 2 == 0) Ranges()[g * kBlockSize + lines.TokenOf(0, line)] = range;
   }
+  return n_groups;
 }
+
+constexpr int kOfChannels = 0b11110;  // bits of lanes that differ in channels of V
 
 // The range of a pair of tokens of V over lines [begin, end), in the lanes by the lowest bit.
 KVL_DEVICE void AddValueLines(const UniformParams& p, const SealedHeadRun& head, int block,
@@ -176,8 +181,8 @@ KVL_DEVICE void AddValueLines(const UniformParams& p, const SealedHeadRun& head,
   for (int line = begin; line < end; ++line) AddLine(head.v, lines, block, pair, line, range);
 }
 
-KVL_DEVICE void ScaleValueTokens(const UniformParams& p, const SealedHeadRun& head, int block) {
-  constexpr int kOfChannels = 0b11110;
+// A warp takes a pair of tokens of a group of channels of V.
+KVL_DEVICE int FindValueRanges(const UniformParams& p, const SealedHeadRun& head, int block) {
   const int group_lines = head.v.group / 16, n_lines = head.v.rank / 16;
   const int n_groups = (n_lines + group_lines - 1) / group_lines;
   for (int i = WarpIdx(); i < kBlockSize / 2 * n_groups; i += WarpCount()) {
@@ -186,36 +191,43 @@ KVL_DEVICE void ScaleValueTokens(const UniformParams& p, const SealedHeadRun& he
     Range range;
     AddValueLines(p, head, block, pair, g * group_lines, end, &range);
     range.Fold(kOfChannels);
-    if (Lane() >= 2) continue;
-    std::byte* const scales = TokenScalesOf(p, head.v, p.v, head.packed[block], g);
-    StoreTokenScale(p, p.v, range, scales, 2 * pair + Lane());
+    if (Lane() < 2) Ranges()[g * kBlockSize + 2 * pair + Lane()] = range;
   }
+  return n_groups;
 }
 
 KVL_KERNEL(kThreads) TokenScaleKernel(KVL_PARAMS(UniformParams) p) {
   const SealedPlace place = p.all.places[BlockIdx()];
   const SealedHeadRun& head = p.all.heads[place.head];
-  if (BlockIdxY() == 0) {
-    if (p.k.sharing == ScaleSharing::kToken) ScaleKeyTokens(p, head, place.block);
-  } else {
-    if (p.v.sharing == ScaleSharing::kToken) ScaleValueTokens(p, head, place.block);
+  const bool is_key = BlockIdxY() == 0;
+  const CodedSide& codes = is_key ? p.k : p.v;
+  if (codes.sharing != ScaleSharing::kToken) return;
+  const int n_groups =
+      is_key ? FindKeyRanges(p, head, place.block) : FindValueRanges(p, head, place.block);
+  SyncBlock();
+  for (int i = ThreadIdx(); i < n_groups * kBlockSize; i += kThreads) {
+    std::byte* const scales =
+        TokenScalesOf(p, is_key ? head.k : head.v, codes, head.packed[place.block], i / kBlockSize);
+    StoreTokenScale(p, codes, Ranges()[i], scales, i % kBlockSize);
   }
 }
 
-// A warp takes a pair of tokens of V, over all heads that share a layer record.
+// A warp takes pairs of tokens of V, over all heads that share a layer record.
 KVL_KERNEL(kThreads) LayerScaleKernel(KVL_PARAMS(UniformParams) p) {
-  constexpr int kOfChannels = 0b11110;
   const SealedPlace place = p.layer_places[BlockIdx()];
   const SealedHeadRun* const heads = p.all.heads + place.head;
-  const int pair = BlockIdxY() * WarpCount() + WarpIdx();
-  Range range;
-  for (int h = 0; h < heads[0].n_of_layer; ++h) {
-    AddValueLines(p, heads[h], place.block, pair, 0, heads[h].v.rank / 16, &range);
+  for (int pair = WarpIdx(); pair < kBlockSize / 2; pair += WarpCount()) {
+    Range range;
+    for (int h = 0; h < heads[0].n_of_layer; ++h) {
+      AddValueLines(p, heads[h], place.block, pair, 0, heads[h].v.rank / 16, &range);
+    }
+    range.Fold(kOfChannels);
+    if (Lane() < 2) Ranges()[2 * pair + Lane()] = range;
   }
-  range.Fold(kOfChannels);
-  if (Lane() >= 2) return;
+  SyncBlock();
+  if (ThreadIdx() >= kBlockSize) return;
   std::byte* const scales = heads[0].layer_record + int64_t{place.block} * 4 * kBlockSize;
-  StoreTokenScale(p, p.v, range, scales, 2 * pair + Lane());
+  StoreTokenScale(p, p.v, Ranges()[ThreadIdx()], scales, ThreadIdx());
 }
 
 // --- Codes ---
@@ -345,13 +357,16 @@ void SealUniform(cudaStream_t stream, const UniformParams& params) {
          params);
   const LaunchShape all_places = {
       .n_blocks = params.all.n_places, .n_threads = kThreads, .n_blocks_y = 2};
+  constexpr int kMostGroups = kMaxPackedRank / 16;
+  LaunchShape with_ranges = all_places;
+  with_ranges.shared_bytes = kMostGroups * kBlockSize * sizeof(Range);
   if (params.k.sharing == ScaleSharing::kToken || params.v.sharing == ScaleSharing::kToken) {
-    Launch(stream, TokenScaleKernel, all_places, params);
+    Launch(stream, TokenScaleKernel, with_ranges, params);
   }
   Launch(stream, LayerScaleKernel,
          {.n_blocks = params.n_layer_places,
           .n_threads = kThreads,
-          .n_blocks_y = kBlockSize / 2 / (kThreads / kWarp)},
+          .shared_bytes = kBlockSize * sizeof(Range)},
          params);
   Launch(stream, QuantiseKernel, all_places, params);
 }
