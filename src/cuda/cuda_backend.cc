@@ -24,7 +24,7 @@ CudaBackend::CudaBackend(const Parts& parts)
       largest_(parts.memory),
       pruner_(parts.memory),
       appender_(parts.stream, parts.memory),
-      sealer_(parts.stream) {}
+      sealer_(parts.stream, parts.memory, parts.residents) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -182,7 +182,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
-  if (uses_kernels_ && CudaSealer::Takes(batch)) return sealer_.Seal(batch);
+  if (uses_kernels_ && sealer_.Takes(batch)) return sealer_.Seal(batch);
   mirror_.Seal(batch);
 }
 
