@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace kvlathe {
+namespace {
+
+constexpr int64_t kMostCollected = 64;  // tokens of a step whose work is collected
+
+}  // namespace
 
 CudaBackend::CudaBackend(const Parts& parts)
     : device_(parts.device),
@@ -19,7 +24,7 @@ CudaBackend::CudaBackend(const Parts& parts)
       largest_(parts.memory),
       pruner_(parts.memory),
       appender_(parts.stream, parts.memory),
-      sealer_(parts.stream) {}
+      sealer_(parts.stream, parts.memory, parts.residents) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -48,6 +53,8 @@ StatusOr<StepReport> CudaBackend::Finish() {
   KVL_RETURN_IF_ERROR(report.status());
   report->failures.insert(report->failures.begin(), of_kernels.failures.begin(),
                           of_kernels.failures.end());
+  const auto layer_of = [](const StepReport::Failure& failure) { return failure.layer_idx; };
+  std::ranges::stable_sort(report->failures, {}, layer_of);
   return report;
 }
 
@@ -58,7 +65,12 @@ void CudaBackend::ReadFlags() {
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
   Enter();
-  uses_kernels_ ? rows_.Embed(plan) : mirror_.Embed(plan);
+  if (!uses_kernels_) return mirror_.Embed(plan);
+  // Every step begins here. Those of few tokens are short, and most of their time would be that of
+  // asking for one launch after the other.
+  const auto n_tokens = std::ssize(plan.tokens);
+  if (n_tokens <= kMostCollected) stream_.Collect(n_tokens);
+  rows_.Embed(plan);
 }
 
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
@@ -170,7 +182,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
-  if (uses_kernels_ && CudaSealer::Takes(batch)) return sealer_.Seal(batch);
+  if (uses_kernels_ && sealer_.Takes(batch)) return sealer_.Seal(batch);
   mirror_.Seal(batch);
 }
 

@@ -22,6 +22,8 @@ using cuda::DecodeSplit;
 constexpr CostModel kMultiprocessor = {
     .read_bytes_per_ns = 20, .flops_per_ns = 2000, .softmax_channels = 16, .item_ns = 4000};
 
+// Of a multiprocessor, which have the registers of two blocks of threads with 8 rows.
+constexpr int kItemsAtOnce = 2;
 constexpr int32_t kAllBlocks = 1 << 24;
 
 std::optional<AttendLayout> LayoutOf(const HeadJob& job, const SealedRun& run) {
@@ -285,7 +287,7 @@ void CudaAttention::Launch(const Plans& plans, float sm_scale) {
 void CudaAttention::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
   ListParts(jobs);
   if (is_deterministic_ && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
-  const AttentionPlan& plan = planner_.Plan(sizes_, n_multiprocessors_, schedule);
+  const AttentionPlan& plan = planner_.Plan(sizes_, kItemsAtOnce * n_multiprocessors_, schedule);
   Plans plans;
   for (const HeadJob& job : jobs) AddJob(job, &plans);
   AddItems(plan, jobs, &plans);

@@ -132,6 +132,8 @@ T LoadConst(const void* from) {
   return value;
 }
 
+inline void Prefetch(const void* /*from*/) {}
+
 inline void CopyAsync16(void* shared, const void* from) { host::AddCopy(shared, from); }
 inline void CommitCopies() { host::CommitGroup(); }
 template <int kLeft>

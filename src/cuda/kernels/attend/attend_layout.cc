@@ -65,6 +65,7 @@ SideLayout NumberSide(const PackedSide& side, int rank, int64_t codes, int64_t s
 
 AttendLayout PlainLayout(const BlockShape& shape) {
   AttendLayout layout;
+  layout.n_bytes = static_cast<int32_t>(BlockBytes(shape));
   layout.k.n_tiles = shape.rank_k / kTile;
   layout.v.n_tiles = shape.rank_v / kTile;
   layout.k.n_segments = layout.v.n_segments = 1;
@@ -80,18 +81,21 @@ std::optional<AttendLayout> LayoutOfRun(const PackedShape& shape) {
     return std::nullopt;
   }
   const int64_t k_scales = KeyTokenScaleOffset(shape), v_scales = ValueTokenScaleOffset(shape);
+  const auto n_bytes = static_cast<int32_t>(PackedBlockBytes(shape));
   if (const auto* codec = std::get_if<SplitBitsCodec>(&shape.format.codec)) {
     const auto& bits = std::get<EntryBits>(shape.storage);
     return AttendLayout{
         .k = SplitSide(bits.k, shape.rank_k, codec->unit, 0, k_scales),
-        .v = SplitSide(bits.v, shape.rank_v, codec->unit, PackedValueOffset(shape), v_scales)};
+        .v = SplitSide(bits.v, shape.rank_v, codec->unit, PackedValueOffset(shape), v_scales),
+        .n_bytes = n_bytes};
   }
   if (!std::holds_alternative<UniformCodec>(shape.format.codec) || !HasReader(shape.k) ||
       !HasReader(shape.v)) {
     return std::nullopt;
   }
   return AttendLayout{.k = NumberSide(shape.k, shape.rank_k, 0, k_scales),
-                      .v = NumberSide(shape.v, shape.rank_v, PackedValueOffset(shape), v_scales)};
+                      .v = NumberSide(shape.v, shape.rank_v, PackedValueOffset(shape), v_scales),
+                      .n_bytes = n_bytes};
 }
 
 AttendLayout CodedLayout(const BlockShape& shape) {
@@ -100,7 +104,8 @@ AttendLayout CodedLayout(const BlockShape& shape) {
   v.channels[0] = shape.rank_v;
   return {.k = SplitSide(k, shape.rank_k, StoredUnit::kToken, 0, CodedKeyScaleOffset(shape, 0)),
           .v = SplitSide(v, shape.rank_v, StoredUnit::kToken, CodedKeyBytes(shape),
-                         CodedValueScaleOffset(shape, 0))};
+                         CodedValueScaleOffset(shape, 0)),
+          .n_bytes = static_cast<int32_t>(kBlockSize * CodedTokenBytes(shape))};
 }
 
 AttendTables MakeAttendTables() {

@@ -47,6 +47,7 @@ struct SideLayout {
 
 struct AttendLayout {
   SideLayout k, v;
+  int32_t n_bytes = 0;  // of a block
 };
 
 // Of plain rows in Bf16.

@@ -1,0 +1,165 @@
+// Everything that a cache can be and do, on a GPU: once with none of its kernels, so that each verb
+// brings what its plan names to the host and takes what it wrote back (cuda/mirror/mirror.h), which
+// has the bits of the CPU; and with its kernels. What the list of a verb forgets is NaN there.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/cuda_machine.h"
+#include "io/files.h"
+#include "io/scratch_folder.h"
+#include "kv/blocks/sequence_file.h"
+#include "kv/cache_layout.h"
+#include "kv/spec/spec.h"
+#include "lived_sequence.h"
+#include "runtime/machines/machine_choice.h"
+#include "sequence_cases.h"
+
+namespace kvlathe {
+namespace {
+
+using testing::AnswersThatOutgrow;
+using testing::Feed;
+using testing::LiveThrough;
+using testing::MakeCaseModel;
+using testing::RandomTokens;
+using testing::SequenceCase;
+
+constexpr int64_t kGpuBytes = int64_t{128} << 20;
+constexpr int64_t kBudgetBytes = int64_t{16} << 20;
+
+std::shared_ptr<Machine> GpuMachine(ThreadPool* threads, bool uses_kernels) {
+  auto machine = CudaMachine::Create(
+      {.memory_bytes = kGpuBytes, .uses_kernels = uses_kernels, .looks_for_mistakes = true},
+      threads, Isa::kScalar);
+  EXPECT_TRUE(machine.ok()) << machine.status();
+  return *std::move(machine);
+}
+
+std::vector<float> NumbersOf(const std::string& bits) {
+  std::vector<float> numbers(bits.size() / sizeof(float));
+  std::memcpy(numbers.data(), bits.data(), bits.size());
+  return numbers;
+}
+
+// Infinite where a number is none.
+float LargestDifference(const std::string& a, const std::string& b) {
+  const std::vector<float> x = NumbersOf(a), y = NumbersOf(b);
+  EXPECT_EQ(x.size(), y.size());
+  float largest = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float difference = std::abs(x[i] - y[i]);
+    largest = std::isfinite(difference) ? std::max(largest, difference) : INFINITY;
+  }
+  return largest;
+}
+
+class CacheOnAGpu : public ::testing::TestWithParam<SequenceCase> {
+ protected:
+  ThreadPool threads_{1};
+};
+
+TEST_P(CacheOnAGpu, HasTheBitsOfTheCpuWithoutKernels) {
+  const auto logits = LiveThrough(GetParam(), GpuMachine(&threads_, false), 210);
+  ASSERT_EQ(logits.size(), 5u);
+  EXPECT_TRUE(logits == LiveThrough(GetParam(), MakeMachine(&threads_, Isa::kScalar), 210));
+}
+
+// Sums in other orders move roundings, and where a method chooses what stays or a code they may
+// move that too; the logits of these models reach 2. A restored sequence goes on as the original
+// does.
+TEST_P(CacheOnAGpu, IsNearTheCpuWithKernels) {
+  const auto logits = LiveThrough(GetParam(), GpuMachine(&threads_, true), 210);
+  ASSERT_EQ(logits.size(), 5u);
+  const auto of_cpu = LiveThrough(GetParam(), MakeMachine(&threads_, Isa::kScalar), 210);
+  float largest = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    largest = std::max(largest, LargestDifference(logits[i], of_cpu[i]));
+  }
+  printf("largest %s %g\n", GetParam().name.c_str(), largest);
+  EXPECT_TRUE(logits[2] == logits[4]);
+}
+
+// A sequence of one machine goes on on the other, from files that are the same.
+TEST_P(CacheOnAGpu, TravelsBothWaysInFilesOfTheSameBytes) {
+  const SequenceIdentity identity = {Spec::Parse(GetParam().spec)->ToString(), "a model"};
+  const ScratchFolder folder;
+  struct Side {
+    std::unique_ptr<Model> model;
+    std::unique_ptr<BlockPool> pool;
+    std::string path;
+  };
+  std::vector<Side> sides(2);
+  for (int i = 0; i < 2; ++i) {
+    Side& side = sides[i];
+    side.model = MakeCaseModel(
+        GetParam(), i == 0 ? MakeMachine(&threads_, Isa::kScalar) : GpuMachine(&threads_, false));
+    side.pool = std::make_unique<BlockPool>(kBudgetBytes, &side.model->machine().memory());
+    side.path = folder / std::to_string(i);
+    SequenceCache cache(&side.model->layout(), side.pool.get());
+    cache.set_n_prompt(210, 300);
+    Feed(side.model.get(), &cache, RandomTokens(210, 1), 64);
+    Feed(side.model.get(), &cache, RandomTokens(30, 2), 1);
+    ASSERT_TRUE(SaveSequence(cache, identity, "", side.path).ok());
+  }
+  const auto bytes_of = [](const std::string& path) { return *ReadTextFile(path); };
+  EXPECT_TRUE(bytes_of(sides[0].path) == bytes_of(sides[1].path));
+  std::vector<std::string> went_on;
+  for (int i = 0; i < 2; ++i) {
+    Side& side = sides[i];
+    SequenceCache cache(&side.model->layout(), side.pool.get());
+    const auto state =
+        RestoreSequence(sides[1 - i].path, {identity, &side.model->layout(), 1024}, &cache);
+    ASSERT_TRUE(state.ok()) << state.status();
+    went_on.push_back(Feed(side.model.get(), &cache, RandomTokens(40, 3), 1));
+  }
+  EXPECT_TRUE(went_on[0] == went_on[1]);
+}
+
+// Where a prefix may be shared, a sequence that shares one goes on as if it had read everything.
+TEST_P(CacheOnAGpu, SharesPrefixes) {
+  const std::unique_ptr<Model> model = MakeCaseModel(GetParam(), GpuMachine(&threads_, true));
+  if (!SharesPrefixes(model->layout())) GTEST_SKIP() << "this cache shares no prefixes";
+  model->set_deterministic(true);
+  BlockPool pool(kBudgetBytes, &model->machine().memory());
+  constexpr int kCommon = 150, kPrompt = 190;
+  std::vector<int32_t> prompt = RandomTokens(kCommon, 1);
+  const std::vector<int32_t> rest = RandomTokens(kPrompt - kCommon, 3);
+  prompt.insert(prompt.end(), rest.begin(), rest.end());
+  SequenceCache alone(&model->layout(), &pool), original(&model->layout(), &pool);
+  alone.set_n_prompt(kPrompt, 50);
+  const std::string expected = Feed(model.get(), &alone, prompt, 40);
+  original.set_n_prompt(kPrompt, 50);
+  Feed(model.get(), &original, std::span(prompt).first(kCommon), 40);
+  const int n_shared = original.MostShareable(kCommon, kPrompt);
+  ASSERT_GT(n_shared, 0);
+  auto fork = original.Fork({n_shared, kPrompt, 50});
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  EXPECT_TRUE(Feed(model.get(), fork->get(), std::span(prompt).subspan(n_shared), 40) == expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, CacheOnAGpu, ::testing::ValuesIn(testing::SequenceCases()),
+                         [](const auto& test) { return test.param.name; });
+
+// Requests that outgrow the budget wait, give way and come back, and one's session goes on.
+TEST(EngineOnAGpu, RequestsThatOutgrowTheBudgetAnswerAsOnTheCpu) {
+  ThreadPool threads(1);
+  const SequenceCase none = {"None", "none"};
+  const auto on_cpu = MakeCaseModel(none, &threads, Isa::kScalar);
+  const int64_t budget = 2 * SequenceBytes(on_cpu->layout(), 250);
+  const auto expected = AnswersThatOutgrow(on_cpu.get(), budget);
+  const auto on_gpu = MakeCaseModel(none, GpuMachine(&threads, false));
+  EXPECT_EQ(AnswersThatOutgrow(on_gpu.get(), budget), expected);
+  const auto by_kernels = MakeCaseModel(none, GpuMachine(&threads, true));
+  const auto answers = AnswersThatOutgrow(by_kernels.get(), budget);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(answers[i].size(), 60u);
+  EXPECT_EQ(answers[4].size(), 20u);
+}
+
+}  // namespace
+}  // namespace kvlathe
