@@ -32,7 +32,7 @@ libraries_of() {
 pack() {
   local mode=gpu build=build/cuda suffix=_gpu program=kvlathe folder
   if [ "${1:-}" = --emulated ]; then
-    mode=emulated build=build/release suffix='' program=kvlathe_emulated
+    mode=emulated build=${KVLATHE_BUILD:-build/release} suffix='' program=kvlathe_emulated
     shift
   fi
   folder=${1:-build/first_contact}
@@ -42,8 +42,10 @@ pack() {
   mkdir -p "$folder/files/bin" "$folder/files/lib" || exit 2
   cp "$build/bin/$program" "$folder/files/bin/kvlathe" || exit 2
   cp "$build/bin/cuda_bench$suffix" "$folder/files/bin/cuda_bench" || fail "cuda_bench$suffix is not built"
-  local test
-  for test in "$build"/bin/cuda_*_test"$suffix"; do
+  # Under emulation all of them are tests of the build anyway.
+  local test tests=("$build"/bin/cuda_*_test"$suffix")
+  [ "$mode" = gpu ] || tests=("$build/bin/cuda_memory_test")
+  for test in "${tests[@]}"; do
     [ ! -x "$test" ] || cp "$test" "$folder/files/bin/"
   done
   strip "$folder"/files/bin/*
@@ -53,11 +55,9 @@ pack() {
   mkdir "$folder/files/lathe-nano"
   cp models/lathe-nano/{config,generation_config,tokenizer_config}.json models/lathe-nano/{model.safetensors,tokenizer.model} \
     models/lathe-nano/{sample,calibration}.txt "$folder/files/lathe-nano/" || exit 2
-  # So that the GPU's machine need not calibrate: basis.safetensors is written beside the model.
-  "$build/bin/$program" compare -m "$folder/files/lathe-nano" --kv 'lathe(ratio=8)' --no-latency \
-    --text <(head -c 400 models/lathe-nano/sample.txt) >/dev/null 2>&1
   write_shape "$folder/files/llama-8b.json" 4096 14336 32 32 8 128256
   write_shape "$folder/files/tiny.json" 256 512 2 4 2 512
+  [ "$mode" = gpu ] || export XZ_OPT=-0
   tar -C "$folder" -cJf "$folder/files.tar.xz" files || fail "tar or xz failed"
   rm -rf "$folder/files"
   cp "scripts/first_contact.sh" "$folder/"
@@ -141,9 +141,10 @@ run() {
   logs=$here/logs n_failed=0 is_first=1 deadline=$((SECONDS + seconds))
   mkdir -p "$logs"
   printf '{"mode": "%s", "stages": [\n' "$(cat "$here/mode")" >"$out" || fail "cannot write $out"
-  stage machine 15 describe_machine
-  stage unpack 30 unpack
+  stage machine 10 describe_machine
+  stage unpack 20 unpack
   stage kernels 60 test_kernels
+  stage statistics 20 calibrate
   stage sanitizer 60 sanitize
   stage logits 40 compare_logits
   stage attention 90 measure_attention
@@ -222,6 +223,13 @@ sanitize() {
   [ "$n_failed" -eq 0 ]
 }
 
+# Of the model, for caches with a basis.
+calibrate() {
+  local n_tokens=8192
+  on_gpu || n_tokens=2048
+  bin/kvlathe calibrate -m lathe-nano --text lathe-nano/calibration.txt --tokens "$n_tokens" -o basis.safetensors || return 1
+}
+
 # number_of FILE KEY: of a JSON object.
 number_of() { sed -n "s/.*\"$2\":[ ]*\([-+0-9.e]*\).*/\1/p" "$1" | head -n 1; }
 
@@ -234,8 +242,10 @@ compare_logits() {
   for spec in "${specs[@]:0:$n_specs}"; do
     at=$((at + 1))
     for device in cpu cuda; do
-      bin/kvlathe eval -m lathe-nano --device "$device" --kv "$spec" --perplexity text.txt --json >"eval.$device" || echo "{}" >"eval.$device"
-      bin/kvlathe run -m lathe-nano --device "$device" --kv "$spec" -p 'Once upon a time' -n "$n_tokens" --temp 0 >"run.$device" 2>/dev/null ||
+      bin/kvlathe eval -m lathe-nano --device "$device" --kv "$spec" --basis basis.safetensors --perplexity text.txt --json \
+        >"eval.$device" || echo "{}" >"eval.$device"
+      bin/kvlathe run -m lathe-nano --device "$device" --kv "$spec" --basis basis.safetensors -p 'Once upon a time' -n "$n_tokens" --temp 0 \
+        >"run.$device" 2>/dev/null ||
         echo "failed on $device" >"run.$device"
     done
     off=$(awk -v a="$(number_of eval.cpu perplexity)" -v b="$(number_of eval.cuda perplexity)" \
