@@ -196,7 +196,7 @@ KVL_DEVICE int FindValueRanges(const UniformParams& p, const SealedHeadRun& head
   return n_groups;
 }
 
-KVL_KERNEL(kThreads) TokenScaleKernel(KVL_PARAMS(UniformParams) p) {
+KVL_KERNEL_AT(kThreads, 4) TokenScaleKernel(KVL_PARAMS(UniformParams) p) {
   const SealedPlace place = p.all.places[BlockIdx()];
   const SealedHeadRun& head = p.all.heads[place.head];
   const bool is_key = BlockIdxY() == 0;
@@ -213,7 +213,7 @@ KVL_KERNEL(kThreads) TokenScaleKernel(KVL_PARAMS(UniformParams) p) {
 }
 
 // A warp takes pairs of tokens of V, over all heads that share a layer record.
-KVL_KERNEL(kThreads) LayerScaleKernel(KVL_PARAMS(UniformParams) p) {
+KVL_KERNEL_AT(kThreads, 4) LayerScaleKernel(KVL_PARAMS(UniformParams) p) {
   const SealedPlace place = p.layer_places[BlockIdx()];
   const SealedHeadRun* const heads = p.all.heads + place.head;
   for (int pair = WarpIdx(); pair < kBlockSize / 2; pair += WarpCount()) {
