@@ -29,6 +29,7 @@ void CudaBackend::Enter() const {
 }
 
 void CudaBackend::set_deterministic(bool deterministic) {
+  is_deterministic_ = deterministic;
   rows_.set_deterministic(deterministic);
   decoding_.set_deterministic(deterministic);
   prompts_.set_deterministic(deterministic);
@@ -132,7 +133,9 @@ void CudaBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule
 }
 
 CudaBackend::AttendedBy CudaBackend::WhoAttends(const HeadJob& job) const {
-  if (uses_kernels_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
+  // By how many rows there are, a row would have other bits.
+  const bool may_choose_by_rows = !is_deterministic_;
+  if (uses_kernels_ && may_choose_by_rows && decoding_.Takes(job)) return AttendedBy::kDecoding;
   if (uses_kernels_ && prompts_.Takes(job)) return AttendedBy::kPrompts;
   return AttendedBy::kMirror;
 }
