@@ -48,12 +48,7 @@ for n_bits in (8, 5, 4, 3, 2, 1):
 CHANNELS = 128
 CODES_OF_TILE = 64 * 16 // 32  # a lane's
 # Kernels that touch local memory, by how many instructions at most, and why; no other kernel may.
-LOCAL_MEMORY = {
-    "attend.decode: DecodeRows8Kernel": (7, "spills of 12 bytes, once an item"),
-    "seal.split: EncodeKernel": (174, "a small array that is indexed"),
-    "seal.split: TokenScaleKernel": (6, "spills of 20 bytes"),
-    "seal.uniform: LayerScaleKernel": (3, "spills of 8 bytes"),
-}
+LOCAL_MEMORY = {}
 # Registers are given out by eights; instructions shift by a few with every change of a neighbour.
 REGISTER_STEP = 8
 TOLERANCE = 0.03

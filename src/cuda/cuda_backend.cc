@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace kvlathe {
+namespace {
+
+constexpr int64_t kMostCollected = 64;  // tokens of a step whose work is collected
+
+}  // namespace
 
 CudaBackend::CudaBackend(const Parts& parts)
     : device_(parts.device),
@@ -19,7 +24,7 @@ CudaBackend::CudaBackend(const Parts& parts)
       largest_(parts.memory),
       pruner_(parts.memory),
       appender_(parts.stream, parts.memory),
-      sealer_(parts.stream) {}
+      sealer_(parts.stream, parts.memory, parts.residents) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -61,7 +66,12 @@ void CudaBackend::ReadFlags() {
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
   Enter();
-  uses_kernels_ ? rows_.Embed(plan) : mirror_.Embed(plan);
+  if (!uses_kernels_) return mirror_.Embed(plan);
+  // Every step begins here. Those of few tokens are short, and most of their time would be that of
+  // asking for one launch after the other.
+  const auto n_tokens = std::ssize(plan.tokens);
+  if (n_tokens <= kMostCollected) stream_.Collect(n_tokens);
+  rows_.Embed(plan);
 }
 
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
@@ -133,11 +143,10 @@ void CudaBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule
 }
 
 CudaBackend::AttendedBy CudaBackend::WhoAttends(const HeadJob& job) const {
-  // By how many rows there are, a row would have other bits.
-  const bool may_choose_by_rows = !is_deterministic_;
-  if (uses_kernels_ && may_choose_by_rows && decoding_.Takes(job)) return AttendedBy::kDecoding;
-  if (uses_kernels_ && prompts_.Takes(job)) return AttendedBy::kPrompts;
-  return AttendedBy::kMirror;
+  if (!uses_kernels_) return AttendedBy::kMirror;
+  // A row gets other bits from each of the kernels, and the faster one takes few rows alone.
+  if (!is_deterministic_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
+  return prompts_.Takes(job) ? AttendedBy::kPrompts : AttendedBy::kMirror;
 }
 
 void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale,
@@ -175,7 +184,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
-  if (uses_kernels_ && CudaSealer::Takes(batch)) return sealer_.Seal(batch);
+  if (uses_kernels_ && sealer_.Takes(batch)) return sealer_.Seal(batch);
   mirror_.Seal(batch);
 }
 

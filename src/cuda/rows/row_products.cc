@@ -117,20 +117,22 @@ void RowVerbs::MultiplyWidened(const PlacedProduct& p) {
 }
 
 void RowVerbs::MultiplyFew(const PlacedProduct& p) {
+  const cuda::RowProduct one = p.ToRowProduct();
   cuda::MultiplyRows(stream_.get(), {.type = p.type,
                                      .y_type = p.y_type,
                                      .accumulate = p.accumulate,
-                                     .one = p.ToRowProduct(),
+                                     .one = one,
                                      .max_rows = static_cast<int>(p.n_rows),
-                                     .max_out = static_cast<int>(p.n_out)});
+                                     .max_out = static_cast<int>(p.n_out),
+                                     .in_quads = cuda::InQuads(one)});
 }
 
 void RowVerbs::Multiply(const PlacedProduct& p) {
   if (p.n_rows == 0) return;
   const bool are_rows_of_type = p.x_type == RowsOf(p.type);
-  if (HasBlocks(p.type) && (!are_rows_of_type || (p.n_rows > kFewRows && !deterministic_))) {
-    return MultiplyWidened(p);
-  }
+  const bool reads_blocks = are_rows_of_type && cuda::InQuads(p.ToRowProduct()) &&
+                            (p.n_rows <= kFewRows || deterministic_);
+  if (HasBlocks(p.type) && !reads_blocks) return MultiplyWidened(p);
   KVL_CHECK(are_rows_of_type);
   if (HasBlocks(p.type) || deterministic_) return MultiplyFew(p);
   MultiplyDense(p);
@@ -141,12 +143,14 @@ void RowVerbs::Project(const ProductPlan& plan) { Multiply(Resolve(plan)); }
 void RowVerbs::MultiplyHeads(std::span<const PlacedProduct> products) {
   int64_t max_rows = 0, max_out = 0;
   std::vector<cuda::RowProduct> items;
-  bool are_alike = true;
+  bool are_alike = true, in_quads = true;
   for (const PlacedProduct& p : products) {
     max_rows = std::max(max_rows, p.n_rows);
     max_out = std::max(max_out, p.n_out);
-    are_alike = are_alike && p.type == products.front().type && p.x_type == RowsOf(p.type);
+    are_alike = are_alike && p.type == products.front().type && p.x_type == RowsOf(p.type) &&
+                !HasBlocks(p.type);
     items.push_back(p.ToRowProduct());
+    in_quads = in_quads && cuda::InQuads(items.back());
   }
   if (max_rows == 0) return;
   if (!are_alike || (max_rows > kFewRowsOfHeads && !deterministic_)) {
@@ -160,7 +164,8 @@ void RowVerbs::MultiplyHeads(std::span<const PlacedProduct> products) {
                                      .items = sent,
                                      .n_items = static_cast<int>(items.size()),
                                      .max_rows = static_cast<int>(max_rows),
-                                     .max_out = static_cast<int>(max_out)});
+                                     .max_out = static_cast<int>(max_out),
+                                     .in_quads = in_quads});
 }
 
 void RowVerbs::ProjectHeads(const HeadProductsPlan& plan) {

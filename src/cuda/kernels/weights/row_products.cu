@@ -45,6 +45,7 @@ void MultiplyRows(cudaStream_t stream, const RowProductsParams& params) {
     case kF32:
       return LaunchFloatProducts(stream, params);
     case kBf16:
+      if (!params.in_quads) return LaunchProducts<kBf16, false>(stream, params);
       return LaunchProducts<kBf16>(stream, params);
     case kQ4_0:
       return LaunchProducts<kQ4_0>(stream, params);

@@ -34,36 +34,33 @@ KVL_DEVICE void PutSum(const RowProductsParams& p, const RowProduct& product, in
 }
 
 // A block has kTiles tiles of outputs; its warps share the inputs, each a range of them, and their
-// sums are added up in the order of the warps.
-template <WeightType kType, int kTiles>
-KVL_KERNEL(kProductThreads)
+// sums are added up in the order of the warps. kWhole as in LoadQuad.
+template <WeightType kType, int kTiles, bool kWhole>
+KVL_KERNEL(kProductThreads, kTiles == 1 && StretchLoop<kType, 1>::kStretchesOfStep == 1 ? 3 : 2)
 ProductKernel(KVL_PARAMS(RowProductsParams) p) {
   using Loop = StretchLoop<kType, kTiles>;
-  constexpr int kOuts = kTiles * kTileOuts;
+  constexpr int kOuts = kTiles * kTileOuts, kInputsOfStep = Loop::kStretchesOfStep * kStretch;
   const PlacedProduct placed = ProductOfBlock(p);
   const RowProduct& product = placed.product;
   const int first_out = simt::BlockIdx() * kOuts;
   const int n_rows = product.n_rows - placed.first_row;
   if (first_out >= product.n_out || n_rows <= 0) return;
   const int g = simt::Lane() / 4, i = simt::Lane() % 4;
-  const std::byte* rows[kTiles][2];
+  LaneRows<kTiles> rows;
   for (int tile = 0; tile < kTiles; ++tile) {
     for (int r = 0; r < 2; ++r) {
       const int out = first_out + tile * kTileOuts + r * 8 + g;
-      rows[tile][r] =
-          product.w + (out < product.n_out ? out : product.n_out - 1) * product.w_row_bytes;
+      const int last = product.n_out - 1;
+      rows.w[tile][r] = product.w + (out < last ? out : last) * product.w_row_bytes;
     }
   }
-  const uint16_t* const x = g < n_rows ? static_cast<const uint16_t*>(product.x) +
-                                             (placed.first_row + g) * product.x_stride
-                                       : nullptr;
-  const bool in_fours =
-      product.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(product.x) % 8 == 0;
-  const int n_steps = (product.n_in + kStretch * Loop::kStep - 1) / (kStretch * Loop::kStep);
+  const int row = placed.first_row + (g < n_rows ? g : n_rows - 1);
+  rows.x = static_cast<const uint16_t*>(product.x) + row * product.x_stride;
+  const int n_steps = (product.n_in + kInputsOfStep - 1) / kInputsOfStep;
   const int begin = n_steps * simt::WarpIdx() / kProductWarps;
   const int end = n_steps * (simt::WarpIdx() + 1) / kProductWarps;
   float acc[kTiles][4] = {};
-  Loop::Run(rows, x, product.n_in, in_fours, begin * Loop::kStep, end * Loop::kStep, acc);
+  Loop::template Run<kWhole>(rows, product.n_in, begin, end, acc);
 
   auto* const sums = reinterpret_cast<float*>(simt::Shared());  // [warps][kTileRows][kOuts]
   float* const mine = sums + simt::WarpIdx() * kTileRows * kOuts;
@@ -74,25 +71,37 @@ ProductKernel(KVL_PARAMS(RowProductsParams) p) {
   }
   simt::SyncBlock();
   for (int idx = simt::ThreadIdx(); idx < kTileRows * kOuts; idx += kProductThreads) {
-    const int row = idx / kOuts, out = first_out + idx % kOuts;
-    if (row >= n_rows || out >= product.n_out) continue;
+    const int sum_row = idx / kOuts, out = first_out + idx % kOuts;
+    if (sum_row >= n_rows || out >= product.n_out) continue;
     float sum = 0;
     for (int w = 0; w < kProductWarps; ++w) sum += sums[w * kTileRows * kOuts + idx];
-    PutSum(p, product, placed.first_row + row, out, sum);
+    PutSum(p, product, placed.first_row + sum_row, out, sum);
   }
 }
 
-template <WeightType kType>
-void LaunchProducts(cudaStream_t stream, const RowProductsParams& params) {
-  constexpr int kTiles = 1;
+template <WeightType kType, int kTiles, bool kWhole>
+void LaunchTiles(cudaStream_t stream, const RowProductsParams& params) {
   constexpr int kOuts = kTiles * kTileOuts;
   const int n_row_tiles = (params.max_rows + kTileRows - 1) / kTileRows;
-  simt::Launch(stream, ProductKernel<kType, kTiles>,
+  simt::Launch(stream, ProductKernel<kType, kTiles, kWhole>,
                {.n_blocks = (params.max_out + kOuts - 1) / kOuts,
                 .n_threads = kProductThreads,
                 .shared_bytes = kProductWarps * kTileRows * kOuts * int64_t{sizeof(float)},
                 .n_blocks_y = params.n_items * n_row_tiles},
                params);
+}
+
+// With two tiles a block reads rows of x for twice as many outputs. Outputs alone decide, so that
+// the number of rows changes no bit; where they are few, blocks would be fewer than a GPU has room
+// for.
+template <WeightType kType, bool kWhole = true>
+void LaunchProducts(cudaStream_t stream, const RowProductsParams& params) {
+  constexpr int kOutsForTwoTiles = 8192;
+  constexpr int kMostTiles = kWhole && StretchLoop<kType, 1>::kFitsTwice ? 2 : 1;
+  if (params.max_out >= kOutsForTwoTiles) {
+    return LaunchTiles<kType, kMostTiles, kWhole>(stream, params);
+  }
+  LaunchTiles<kType, 1, kWhole>(stream, params);
 }
 
 }  // namespace kvlathe::cuda

@@ -37,7 +37,16 @@ struct RowProductsParams {
   int n_items = 1;
   int max_rows = 0;  // of a product
   int max_out = 0;
+  // Whether InQuads of all products. Weights in blocks need it.
+  bool in_quads = true;
 };
+// Whether BF16 rows of x may be read by four numbers: n_in is a multiple of 32, and they begin at
+// multiples of 8 bytes.
+inline bool InQuads(const RowProduct& product) {
+  return product.n_in % 32 == 0 && product.x_stride % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(product.x) % 8 == 0;
+}
+
 void MultiplyRows(cudaStream_t stream, const RowProductsParams& params);
 
 }  // namespace kvlathe::cuda

@@ -179,6 +179,7 @@ TEST_P(StoredWeightsTest, FewRowsAreMultipliedWithThem) {
                                         .n_in = static_cast<int>(n_in())},
                                 .max_rows = n_rows,
                                 .max_out = static_cast<int>(n_out)};
+    params.in_quads = InQuads(params.one);
     MultiplyRows(nullptr, params);
     const std::vector<float> got = y.Download();
     ExpectSums(w, x.numbers.data(), stride, got.data(), y_stride, n_rows, 2.5f);
@@ -215,16 +216,50 @@ TEST_P(StoredWeightsTest, ProductsAreWhatTheyAreAlone) {
                          .items = items.data(),
                          .n_items = 2,
                          .max_rows = n_rows,
-                         .max_out = 20});
+                         .max_out = 20,
+                         .in_quads = InQuads(of_first)});
   RowProduct of_row = of_first;
   of_row.x = static_cast<const std::byte*>(x.data()) + 9 * n_in() * element;
   of_row.y = alone.data();
   of_row.n_rows = 1;
-  MultiplyRows(nullptr, {.type = type().type, .one = of_row, .max_rows = 1, .max_out = 20});
+  MultiplyRows(nullptr, {.type = type().type,
+                         .one = of_row,
+                         .max_rows = 1,
+                         .max_out = 20,
+                         .in_quads = InQuads(of_row)});
   const std::vector<float> all = together.Download(), row = alone.Download();
   ExpectSums(first, x.numbers.data(), n_in(), all.data(), 25, n_rows, 0);
   ExpectSums(second, x.numbers.data(), n_in(), all.data() + 20, 25, 3, 0);
   for (int out = 0; out < 20; ++out) EXPECT_EQ(all[9 * 25 + out], row[out]);
+}
+
+// Where outputs are many a block has two tiles of them, and every output its own bits still.
+TEST_P(StoredWeightsTest, ManyOutputsAreWhatFewAre) {
+  Random random(4);
+  const int n_out = 8200, n_in = HasBlocks(type().type) ? 256 : 32;
+  const StoredWeights w = DrawnWeights(type(), 40, n_in, random);
+  std::vector<std::byte> repeated;
+  while (std::ssize(repeated) < n_out * w.row_bytes) {
+    repeated.insert(repeated.end(), w.stored.begin(), w.stored.end());
+  }
+  const DeviceArray<std::byte> stored(repeated);
+  const DrawnRowsOfX x(type().type, n_in, random);
+  const DeviceArray<float> many(n_out), few(40);
+  RowProduct product = {.w = stored.data(),
+                        .w_row_bytes = w.row_bytes,
+                        .x = x.data(),
+                        .x_stride = n_in,
+                        .y = many.data(),
+                        .y_stride = n_out,
+                        .n_rows = 1,
+                        .n_out = n_out,
+                        .n_in = n_in};
+  MultiplyRows(nullptr, {.type = type().type, .one = product, .max_rows = 1, .max_out = n_out});
+  product.y = few.data();
+  product.n_out = 40;
+  MultiplyRows(nullptr, {.type = type().type, .one = product, .max_rows = 1, .max_out = 40});
+  const std::vector<float> all = many.Download(), first = few.Download();
+  for (int out = 0; out < n_out; ++out) ASSERT_EQ(all[out], first[out % 40]) << out;
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, StoredWeightsTest,
