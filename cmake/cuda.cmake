@@ -18,10 +18,6 @@ get_filename_component(KVLATHE_CUDA_FOLDER "${CMAKE_MATCH_1}" REALPATH)
 message(STATUS "CUDA: ${KVLATHE_CUDA_FOLDER}, for ${KVLATHE_CUDA_ARCHITECTURES}")
 
 find_library(KVLATHE_CUDART cudart_static PATHS ${KVLATHE_CUDA_FOLDER} PATH_SUFFIXES lib64 lib NO_DEFAULT_PATH REQUIRED)
-# 400 MB that compiling does not need: only a program is linked with it.
-find_library(KVLATHE_CUBLASLT NAMES cublasLt libcublasLt.so.13
-  PATHS ${KVLATHE_CUDA_FOLDER} PATH_SUFFIXES lib64 lib NO_DEFAULT_PATH)
-
 find_package(Threads REQUIRED)
 # The toolkit's headers and the runtime, which is linked into the program.
 add_library(cuda_toolkit INTERFACE)

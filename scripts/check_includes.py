@@ -68,7 +68,7 @@ CPU_FILES = {
 CUDA = "src/cuda/"
 KERNELS = ("src/cuda/kernels/", "src/cuda/simt/")
 OF_KERNELS = KERNELS + ("src/cuda/emulated/", "src/format/", "src/tensor/", "src/base/",
-                        "src/machine/object_id.h", "src/machine/weight_type.h")
+                        "src/machine/object_id.h", "src/machine/weight_type.h", "src/machine/attention/plan.h")
 COMMENT = re.compile(r"//[^\n]*")
 CALL = re.compile(r"(\w+)\s*\(([^()]*)\)")
 

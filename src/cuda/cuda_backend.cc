@@ -1,9 +1,15 @@
 #include "cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace kvlathe {
+namespace {
+
+constexpr int64_t kMostCollected = 64;  // tokens of a step whose work is collected
+
+}  // namespace
 
 CudaBackend::CudaBackend(const Parts& parts)
     : device_(parts.device),
@@ -11,10 +17,14 @@ CudaBackend::CudaBackend(const Parts& parts)
       stream_(*parts.stream),
       mirror_(*parts.mirror),
       rows_(parts.stream, parts.memory, parts.residents),
+      decoding_(parts.stream, parts.memory, parts.residents, parts.n_multiprocessors,
+                parts.shared_bytes),
+      prompts_(parts.memory, parts.residents,
+               {.n_processors = parts.n_multiprocessors, .shared_bytes = parts.shared_bytes}),
       largest_(parts.memory),
       pruner_(parts.memory),
       appender_(parts.stream, parts.memory),
-      sealer_(parts.stream) {}
+      sealer_(parts.stream, parts.memory, parts.residents) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -24,7 +34,10 @@ void CudaBackend::Enter() const {
 }
 
 void CudaBackend::set_deterministic(bool deterministic) {
+  is_deterministic_ = deterministic;
   rows_.set_deterministic(deterministic);
+  decoding_.set_deterministic(deterministic);
+  prompts_.set_deterministic(deterministic);
   mirror_.set_deterministic(deterministic);
 }
 void CudaBackend::set_exact_rows(bool exact) { mirror_.set_exact_rows(exact); }
@@ -53,7 +66,12 @@ void CudaBackend::ReadFlags() {
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
   Enter();
-  uses_kernels_ ? rows_.Embed(plan) : mirror_.Embed(plan);
+  if (!uses_kernels_) return mirror_.Embed(plan);
+  // Every step begins here. Those of few tokens are short, and most of their time would be that of
+  // asking for one launch after the other.
+  const auto n_tokens = std::ssize(plan.tokens);
+  if (n_tokens <= kMostCollected) stream_.Collect(n_tokens);
+  rows_.Embed(plan);
 }
 
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
@@ -111,7 +129,36 @@ void CudaBackend::Append(const AppendPlan& plan) {
 
 void CudaBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
   Enter();
-  mirror_.Attend(jobs, sm_scale, schedule);
+  if (jobs.empty()) return;
+  // Nearly always all go the same way.
+  const AttendedBy first = WhoAttends(jobs.front());
+  const auto goes_along = [&](const HeadJob& job) { return WhoAttends(job) == first; };
+  if (std::ranges::all_of(jobs, goes_along)) return AttendBy(first, jobs, sm_scale, schedule);
+  std::array<std::vector<HeadJob>, 3> by_who;
+  for (const HeadJob& job : jobs) by_who[static_cast<size_t>(WhoAttends(job))].push_back(job);
+  for (size_t who = 0; who < by_who.size(); ++who) {
+    if (by_who[who].empty()) continue;
+    AttendBy(static_cast<AttendedBy>(who), by_who[who], sm_scale, schedule);
+  }
+}
+
+CudaBackend::AttendedBy CudaBackend::WhoAttends(const HeadJob& job) const {
+  if (!uses_kernels_) return AttendedBy::kMirror;
+  // A row gets other bits from each of the kernels, and the faster one takes few rows alone.
+  if (!is_deterministic_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
+  return prompts_.Takes(job) ? AttendedBy::kPrompts : AttendedBy::kMirror;
+}
+
+void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale,
+                           Schedule schedule) {
+  switch (who) {
+    case AttendedBy::kDecoding:
+      return decoding_.Attend(jobs, sm_scale, schedule);
+    case AttendedBy::kPrompts:
+      return prompts_.Attend(jobs, sm_scale);
+    case AttendedBy::kMirror:
+      return mirror_.Attend(jobs, sm_scale, schedule);
+  }
 }
 
 void CudaBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {
@@ -137,7 +184,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
-  if (uses_kernels_ && CudaSealer::Takes(batch)) return sealer_.Seal(batch);
+  if (uses_kernels_ && sealer_.Takes(batch)) return sealer_.Seal(batch);
   mirror_.Seal(batch);
 }
 

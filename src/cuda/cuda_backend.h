@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "cuda/attention/cuda_attention.h"
+#include "cuda/attention/prompt_items.h"
 #include "cuda/mirror/mirror.h"
 #include "cuda/retain/cuda_pruner.h"
 #include "cuda/rows/largest_finder.h"
@@ -26,6 +28,8 @@ class CudaBackend : public Backend {
     CudaResidents* residents = nullptr;
     Mirror* mirror = nullptr;
     bool uses_kernels = true;  // else every verb goes by the mirror
+    int n_multiprocessors = 1;
+    int64_t shared_bytes = 0;  // that a block of threads may take
   };
   explicit CudaBackend(const Parts& parts);
 
@@ -58,15 +62,22 @@ class CudaBackend : public Backend {
  private:
   // Kernels are launched from whichever thread calls.
   void Enter() const;
+  // Of the jobs that kernels take not one is left to the mirror.
+  enum class AttendedBy { kDecoding, kPrompts, kMirror };
+  AttendedBy WhoAttends(const HeadJob& job) const;
+  void AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
   // Waits for the GPU and adds what kernels have found of rows to report_.
   void ReadFlags();
 
   int device_;
   bool uses_kernels_;
+  bool is_deterministic_ = false;
   CudaStream& stream_;
   Mirror& mirror_;
   // What has kernels. Each of them says which plans it takes.
   RowVerbs rows_;
+  CudaAttention decoding_;
+  PromptItems prompts_;
   LargestFinder largest_;
   CudaPruner pruner_;
   CudaAppender appender_;

@@ -59,6 +59,9 @@ StatusOr<int64_t> MemoryToTake(int64_t asked) {
 StatusOr<std::shared_ptr<CudaMachine>> CudaMachine::Create(const CudaOptions& options,
                                                            ThreadPool* pool, Isa isa) {
   KVL_RETURN_IF_ERROR(ChooseGpu(options.device));
+  cudaDeviceProp gpu;
+  KVL_RETURN_IF_ERROR(
+      StatusOfCuda(cudaGetDeviceProperties(&gpu, options.device), "asking what the GPU has"));
   std::shared_ptr<CudaMachine> machine(new CudaMachine(pool));
   CudaMachine& m = *machine;
   KVL_ASSIGN_OR_RETURN(m.stream_, CudaStream::Create());
@@ -74,13 +77,15 @@ StatusOr<std::shared_ptr<CudaMachine>> CudaMachine::Create(const CudaOptions& op
                                                      .shadow = m.shadow_.get(),
                                                      .verbs = m.host_verbs_.get(),
                                                      .on_verb = options.on_host_verb});
-  m.backend_ =
-      std::make_unique<CudaBackend>(CudaBackend::Parts{.device = options.device,
-                                                       .stream = m.stream_.get(),
-                                                       .memory = m.memory_.get(),
-                                                       .residents = m.residents_.get(),
-                                                       .mirror = m.mirror_.get(),
-                                                       .uses_kernels = options.uses_kernels});
+  m.backend_ = std::make_unique<CudaBackend>(
+      CudaBackend::Parts{.device = options.device,
+                         .stream = m.stream_.get(),
+                         .memory = m.memory_.get(),
+                         .residents = m.residents_.get(),
+                         .mirror = m.mirror_.get(),
+                         .uses_kernels = options.uses_kernels,
+                         .n_multiprocessors = gpu.multiProcessorCount,
+                         .shared_bytes = static_cast<int64_t>(gpu.sharedMemPerBlockOptin)});
   return machine;
 }
 

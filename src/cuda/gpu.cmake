@@ -58,10 +58,15 @@ target_link_libraries(kvlathe_cuda_kernels_gpu PUBLIC kvlathe_flags ${deps} cuda
 get_target_property(sources kvlathe_cuda SOURCES)
 get_target_property(libraries kvlathe_cuda LINK_LIBRARIES)
 gpu_names(deps ${libraries})
-kvl_library(NAME cuda_gpu SRCS ${sources} DEPS ${deps} LIBS cuda_toolkit)
-if(KVLATHE_CUBLASLT)
-  target_link_libraries(kvlathe_cuda_gpu PUBLIC ${KVLATHE_CUBLASLT})
-endif()
+list(REMOVE_ITEM deps cuda_kernels_gpu)
+kvl_library(NAME cuda_gpu SRCS ${sources} loaded/cublaslt.cc DEPS ${deps} LIBS cuda_toolkit APART loaded/cublaslt.cc)
+# So that the first ring can compile it without what it is linked with.
+set_target_properties(kvlathe_cuda_gpu PROPERTIES OPTIMIZE_DEPENDENCIES ON)
+target_link_libraries(kvlathe_cuda_gpu INTERFACE kvlathe_cuda_kernels_gpu)
+
+add_executable(cuda_bench_gpu cuda_bench.cc)
+target_link_libraries(cuda_bench_gpu PRIVATE kvlathe_flags kvlathe_cuda_kernels_gpu kvlathe_machine
+  kvlathe_format kvlathe_tensor kvlathe_base)
 
 get_directory_property(targets BUILDSYSTEM_TARGETS)
 foreach(test IN LISTS targets)

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -78,8 +79,10 @@ StatusOr<std::unique_ptr<ServingModel>> OpenServingModel(const ServingOptions& o
     KVL_ASSIGN_OR_RETURN(serving->none, workspace->MakeModel("none"));
   }
   if (!workspace->has_random_weights()) WarnOfLoss(workspace, serving->levels);
-  serving->pool.emplace(workspace->kv_budget_bytes(),
-                        &serving->levels.front().model->machine().memory());
+  int64_t budget = workspace->kv_budget_bytes();
+  const bool takes_the_rest = !options.open.device.is_cpu() && options.open.kv_budget_bytes == 0;
+  if (takes_the_rest) budget = std::max<int64_t>(1, budget - options.kv_bytes_beside);
+  serving->pool.emplace(budget, &serving->levels.front().model->machine().memory());
   serving->name = NameOfModel(options, *workspace);
   return serving;
 }

@@ -23,6 +23,9 @@ struct ServingOptions {
   std::string tokenizer;      // with random_config: the model whose tokenizer is used
   ChatTemplateOptions chat;
   bool needs_none = false;  // ServingModel::none
+  // That caches beside the pool take, of an audit: on a GPU the pool leaves it where open does not
+  // say how large the pool is.
+  int64_t kv_bytes_beside = 0;
 };
 
 struct ServingModel {

@@ -113,6 +113,7 @@ StatusOr<ServingOptions> ServingOptionsOf(const ServeOptions& options) {
   serving.tokenizer = options.tokenizer;
   serving.chat = options.chat;
   serving.needs_none = options.server.audit.share > 0;
+  if (serving.needs_none) serving.kv_bytes_beside = options.server.audit.memory_bytes;
   return serving;
 }
 

@@ -62,7 +62,7 @@ ExpandSide MakeKeys(const PackedShape& shape, const ExpandAddresses& at) {
   side.factor = static_cast<uint32_t>(KeyFactorOffset(shape));
   if (is_per_channel) side.shared_scales = HalvesAt(at.record, 0);
   if (side.kind == CodeKind::kCentroids) {
-    side.centroids = at.codebooks->k.centroids;
+    side.centroids = at.key_book->centroids;
     side.model_scales = at.key_scales;
   }
   if (shape.lowrank() > 0) side.basis = HalvesAt(at.record, KeyBasisOffset(shape));
@@ -84,7 +84,7 @@ ExpandSide MakeValues(const PackedShape& shape, int kv_head_idx, const ExpandAdd
   side.scales = static_cast<uint32_t>(ValueTokenScaleOffset(shape));
   side.factor = static_cast<uint32_t>(ValueFactorOffset(shape));
   if (is_of_layer) side.shared_scales = HalvesAt(at.layer_record, 0);
-  if (side.kind == CodeKind::kCentroids) side.centroids = at.codebooks->v.centroids;
+  if (side.kind == CodeKind::kCentroids) side.centroids = at.value_book->centroids;
   if (shape.lowrank() > 0) side.basis = HalvesAt(at.record, ValueBasisOffset(shape));
   if (shape.value_outliers() > 0) {
     side.exact = {

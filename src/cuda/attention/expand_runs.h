@@ -10,12 +10,14 @@
 
 namespace kvlathe {
 
-// What a head's ids stand for on the GPU; `codebooks` are the host's.
+// What a head's ids stand for on the GPU; codebooks are the host's.
 struct ExpandAddresses {
   const std::byte* record = nullptr;
   const std::byte* layer_record = nullptr;
-  const LayerCodebooks* codebooks = nullptr;  // where the format has them
-  const float* key_scales = nullptr;          // likewise, LayerCodebooks::key_scales of the head
+  // Where the format has them.
+  const Codebook* key_book = nullptr;
+  const Codebook* value_book = nullptr;
+  const float* key_scales = nullptr;  // LayerCodebooks::key_scales of the head
   // KeyRotation, of block 0 of the head, where the format keeps keys before RoPE.
   const float* cos = nullptr;
   const float* sin = nullptr;

@@ -7,6 +7,9 @@
 #include <variant>
 #include <vector>
 
+#include "base/units.h"
+#include "cuda/kernels/seal/exact.h"
+#include "cuda/kernels/seal/lowrank.h"
 #include "cuda/kernels/seal/split.h"
 #include "cuda/kernels/seal/uniform.h"
 #include "cuda/seal/seal_lists.h"
@@ -112,6 +115,7 @@ void SealSplitRuns(const SplitBitsCodec& codec, const cuda::SealKernelParams& al
 cuda::UniformParams UniformParamsOf(const cuda::SealKernelParams& all, const Codec& codec) {
   const PackedSide k = KeySide(codec), v = ValueSide(codec);
   cuda::UniformParams params = {.all = all, .k = CodedSideOf(k), .v = CodedSideOf(v)};
+  params.has_codebook = k.has_codebook;
   if (k.table != nullptr) {
     params.has_table = true;
     params.steps = k.table->steps;
@@ -128,43 +132,95 @@ int SpanPartsOf(const SealLists& lists) {
   return std::clamp(kBlocksOfThreads / std::max(1, n_spans), 1, kMostParts);
 }
 
+// A list for kernels; false where there is no memory for it.
+bool SendPlaces(CudaStream* stream, const std::vector<cuda::SealedPlace>& places,
+                const cuda::SealedPlace** on_device, int* n) {
+  *on_device = stream->Send(std::span<const cuda::SealedPlace>(places));
+  *n = static_cast<int>(places.size());
+  return *on_device != nullptr;
+}
+
 void SealUniformRuns(const SealBatch& batch, const SealLists& lists,
                      const cuda::SealKernelParams& all, CudaStream* stream) {
   cuda::UniformParams params = UniformParamsOf(all, batch.format.codec);
   if (params.k.sharing == ScaleSharing::kChannel) {
-    params.spans = stream->Send(std::span<const cuda::SealedPlace>(lists.spans()));
-    if (params.spans == nullptr) return;
-    params.n_spans = static_cast<int>(lists.spans().size());
+    if (!SendPlaces(stream, lists.spans(), &params.spans, &params.n_spans)) return;
     params.n_span_parts = SpanPartsOf(lists);
   }
-  if (params.v.sharing == ScaleSharing::kTokenLayer) {
-    params.layer_places = stream->Send(std::span<const cuda::SealedPlace>(lists.layer_places()));
-    if (params.layer_places == nullptr) return;
-    params.n_layer_places = static_cast<int>(lists.layer_places().size());
+  if (params.v.sharing == ScaleSharing::kTokenLayer &&
+      !SendPlaces(stream, lists.layer_places(), &params.layer_places, &params.n_layer_places)) {
+    return;
   }
   cuda::SealUniform(stream->get(), params);
 }
 
+std::vector<ReportedRun> ReportedRunsOf(const SealBatch& batch) {
+  std::vector<ReportedRun> runs;
+  for (const SealRunPlan& run : batch.runs) {
+    runs.push_back({run.sequence, run.first_head, static_cast<int>(run.heads.size())});
+  }
+  return runs;
+}
+
+// All sequences of a batch for which there was no memory.
+void ReportNoMemory(std::span<const ReportedRun> runs, int layer_idx, int64_t n_bytes,
+                    StepReport* report) {
+  int last = -1;
+  for (const ReportedRun& run : runs) {
+    if (run.sequence == last) continue;
+    last = run.sequence;
+    report->failures.push_back(
+        {run.sequence, layer_idx,
+         Error(StatusCode::kResourceExhausted, "no {} on the GPU for sealing the KV cache",
+               FormatBytes(n_bytes))});
+  }
+}
+
 }  // namespace
 
-bool CudaSealer::Takes(const SealBatch& batch) {
+CudaSealer::~CudaSealer() {
+  if (scratch_ == nullptr) return;
+  stream_.Wait("the last work");
+  cudaFree(scratch_);
+}
+
+std::byte* CudaSealer::Scratch(int64_t n_bytes) {
+  if (n_bytes <= n_scratch_) return scratch_;
+  stream_.Wait("sealing");  // kernels that use the old one
+  cudaFree(scratch_);
+  scratch_ = nullptr;
+  n_scratch_ = 0;
+  if (cudaMalloc(reinterpret_cast<void**>(&scratch_), n_bytes) != cudaSuccess) return nullptr;
+  n_scratch_ = n_bytes;
+  return scratch_;
+}
+
+bool CudaSealer::Takes(const SealBatch& batch) const {
   const Codec& codec = batch.format.codec;
-  if (!std::holds_alternative<UniformCodec>(codec) && !std::holds_alternative<TableCodec>(codec) &&
-      !std::holds_alternative<SplitBitsCodec>(codec)) {
-    return false;
+  if (std::holds_alternative<CodebookCodec>(codec)) {
+    return std::ranges::all_of(batch.runs, [&](const SealRunPlan& run) {
+      const CudaCodebooks* const books = residents_.At(run.codebooks);
+      return books != nullptr && books->books != nullptr;
+    });
   }
-  return batch.format.sparse_share == 0 &&
-         std::ranges::all_of(batch.runs, [&](const SealRunPlan& run) {
-           return ShapeOf(batch, run, run.heads.front()).lowrank() == 0;
-         });
+  return std::holds_alternative<UniformCodec>(codec) || std::holds_alternative<TableCodec>(codec) ||
+         std::holds_alternative<SplitBitsCodec>(codec);
 }
 
 void CudaSealer::Seal(const SealBatch& batch) {
   if (batch.runs.empty()) return;
-  SealLists lists(batch);
-  std::vector<ReportedRun> runs;
-  for (const SealRunPlan& run : batch.runs) {
-    runs.push_back({run.sequence, run.first_head, static_cast<int>(run.heads.size())});
+  SealLists lists(batch, memory_, &residents_);
+  const std::vector<ReportedRun> runs = ReportedRunsOf(batch);
+  const int64_t n_scratch = lists.LayOutRepairs(nullptr);
+  if (n_scratch > 0) {
+    std::byte* const scratch = Scratch(n_scratch);
+    if (scratch == nullptr) {
+      flags_.Take(1, [runs, layer_idx = batch.layer_idx, n_scratch](auto, StepReport* report) {
+        ReportNoMemory(runs, layer_idx, n_scratch, report);
+      });
+      return;
+    }
+    lists.LayOutRepairs(scratch);
   }
   cuda::SealKernelParams params = {.row_kind = KindOf(batch),
                                    .has_one_side = batch.format.has_one_side()};
@@ -175,12 +231,32 @@ void CudaSealer::Seal(const SealBatch& batch) {
                     ReportRuns(runs, layer_idx, has_layer_records, flags, report);
                   });
   if (params.not_finite == nullptr || !lists.Send(&stream_, &params)) return;
+  SealRuns(batch, lists, params);
+}
+
+void CudaSealer::SealRuns(const SealBatch& batch, const SealLists& lists,
+                          const cuda::SealKernelParams& params) {
   cuda::CheckRows(stream_.get(), params);
+  cuda::ExactParams exact = {.all = params,
+                             .n_heads = lists.n_heads(),
+                             .has_codebook = KeySide(batch.format.codec).has_codebook};
+  if (lists.has_exact()) {
+    if (!SendPlaces(&stream_, lists.layer_places(), &exact.layer_places, &exact.n_layer_places)) {
+      return;
+    }
+    cuda::MarkExact(stream_.get(), exact);
+  }
   if (const auto* const codec = std::get_if<SplitBitsCodec>(&batch.format.codec)) {
     SealSplitRuns(*codec, params, &stream_);
   } else {
     SealUniformRuns(batch, lists, params, &stream_);
   }
+  if (lists.has_lowrank()) {
+    cuda::LowRankParams fits = {.all = params, .power_loops = batch.power_loops};
+    if (!lists.SendFits(&stream_, &fits)) return;
+    cuda::FitLowRank(stream_.get(), fits);
+  }
+  if (lists.has_exact()) cuda::StoreExact(stream_.get(), exact);
 }
 
 }  // namespace kvlathe

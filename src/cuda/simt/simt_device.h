@@ -8,6 +8,8 @@
 #include <cstdint>
 
 #define KVL_KERNEL(...) __global__ void __launch_bounds__(__VA_ARGS__)
+// The same, with so few registers that `blocks` blocks of threads fit on a multiprocessor.
+#define KVL_KERNEL_AT(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
 #define KVL_DEVICE __device__ __forceinline__
 #define KVL_PARAMS(type) const __grid_constant__ type
 // Before a loop: whether its rounds are laid out one behind the other.
@@ -69,6 +71,9 @@ KVL_DEVICE T LoadConst(const void* from) {
   }
   return value;
 }
+
+// Says that 128 bytes will be read, so that they come nearer.
+KVL_DEVICE void Prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 // Copies 16 bytes from global to shared memory, both at multiples of 16. They are there behind
 // WaitCopies<N> where at most N groups were committed since, for the thread that copied; for others

@@ -61,8 +61,10 @@ class DecodeItemRunner {
         item_(of_item),
         job_(params.jobs[of_item.job_idx]),
         at_(DecodeSharedOf(params)),
-        shared_(simt::Shared()) {
-    std::byte* const mine = shared_ + at_.warps + simt::WarpIdx() * at_.warp_bytes;
+        shared_(simt::Shared()),
+        // The compiler then knows that what depends on it is the same in all lanes.
+        warp_(simt::Shuffle(simt::WarpIdx(), 0)) {
+    std::byte* const mine = shared_ + at_.warps + warp_ * at_.warp_bytes;
     rows_ = {.q_f16 = shared_ + at_.q_f16,
              .q_bf16 = shared_ + at_.q_bf16,
              .q_stride = at_.q_stride,
@@ -70,9 +72,18 @@ class DecodeItemRunner {
              .o = reinterpret_cast<Floats4*>(mine + at_.o),
              .v_tiles = job_.rank_v / 16,
              .tables = params.tables};
+    first_seen_ = SeenBegin(0);
+    last_first_seen_ = SeenBegin(item_.n_rows - 1);
+    first_end_ = SeenEnd(0);
+    const int last_end = SeenEnd(item_.n_rows - 1);
+    end_ = item_.entry_end < last_end ? item_.entry_end : last_end;
   }
 
   KVL_DEVICE void Run() {
+    if (const int b = FirstBlock(); b * kBlockSize < end_) {
+      int run_idx = item_.first_run;
+      PrefetchBlock(b, p_.layouts[FindRun(b, &run_idx).layout_idx].n_bytes);
+    }
     LoadRows();
     if (job_.mean.n_pairs > 0) {
       LoadAngles();
@@ -102,14 +113,15 @@ class DecodeItemRunner {
   // Row `row` of the item sees entries [SeenBegin, SeenEnd).
   KVL_DEVICE int SeenEnd(int row) const { return job_.first_visible + TokenOf(row); }
   KVL_DEVICE int SeenBegin(int row) const {
-    return job_.window > 0 ? SeenEnd(row) - job_.window : 0;
+    const int begin = job_.window > 0 ? SeenEnd(row) - job_.window : 0;
+    return begin > 0 ? begin : 0;
   }
 
   // Queries as they are, and in F16 times a power of two that leaves their largest number between
   // 16 and 32, where scales of channels find room as well.
   KVL_DEVICE void LoadRows() {
     const int n_words = job_.rank_k / 2;
-    for (int row = simt::WarpIdx(); row < kRows; row += simt::WarpCount()) {
+    for (int row = warp_; row < kRows; row += simt::WarpCount()) {
       const auto* const from =
           reinterpret_cast<const uint32_t*>(job_.q + 2 * job_.q_stride * (item_.row_begin + row));
       auto* const f16 = reinterpret_cast<uint32_t*>(shared_ + at_.q_f16 + row * at_.q_stride);
@@ -190,7 +202,7 @@ class DecodeItemRunner {
   KVL_DEVICE void ScoreSinks() {
     const int n_words = job_.head_dim / 2;
     float* const scores = FloatsAt(at_.sinks);
-    for (int j = simt::WarpIdx(); j < kRows * job_.n_sinks; j += simt::WarpCount()) {
+    for (int j = warp_; j < kRows * job_.n_sinks; j += simt::WarpCount()) {
       const int row = j / job_.n_sinks, sink = j % job_.n_sinks;
       const int end = job_.first_sinks_visible + TokenOf(row);
       const bool sees = row < item_.n_rows && sink < end &&
@@ -211,10 +223,30 @@ class DecodeItemRunner {
     }
   }
 
+  KVL_DEVICE int FirstBlock() const {
+    const int begin = item_.entry_begin > first_seen_ ? item_.entry_begin : first_seen_;
+    return begin / kBlockSize + warp_;  // never below entry 0
+  }
+
+  // The run of block b is that of run_idx or a later one.
+  KVL_DEVICE const DecodeRun& FindRun(int b, int* run_idx) const {
+    while (b >= job_.runs[*run_idx].first_block + job_.runs[*run_idx].n_blocks) ++*run_idx;
+    return job_.runs[*run_idx];
+  }
+
+  KVL_DEVICE const std::byte* BlockAt(int b) const {
+    return job_.base + int64_t{job_.places[b]} * kBlockPlace;
+  }
+
+  KVL_DEVICE void PrefetchBlock(int b, int n_bytes) const {
+    const std::byte* const block = BlockAt(b);
+    constexpr int kLine = 128;
+    for (int at = simt::Lane() * kLine; at < n_bytes; at += simt::kWarp * kLine) {
+      simt::Prefetch(block + at);
+    }
+  }
+
   KVL_DEVICE void AttendBlocks() {
-    const int last_row = item_.n_rows - 1;
-    const int begin = item_.entry_begin > SeenBegin(0) ? item_.entry_begin : SeenBegin(0);
-    const int end = item_.entry_end < SeenEnd(last_row) ? item_.entry_end : SeenEnd(last_row);
     float maxima[kN][2], sums[kN][2];
 #pragma unroll
     for (int row8 = 0; row8 < kN; ++row8) {
@@ -222,10 +254,8 @@ class DecodeItemRunner {
       sums[row8][0] = sums[row8][1] = 0;
     }
     int run_idx = item_.first_run;
-    for (int b = (begin > 0 ? begin : 0) / kBlockSize + simt::WarpIdx(); b * kBlockSize < end;
-         b += simt::WarpCount()) {
-      while (b >= job_.runs[run_idx].first_block + job_.runs[run_idx].n_blocks) ++run_idx;
-      AttendBlock(b, job_.runs[run_idx], end, maxima, sums);
+    for (int b = FirstBlock(); b * kBlockSize < end_; b += simt::WarpCount()) {
+      AttendBlock(b, FindRun(b, &run_idx), maxima, sums);
     }
     const int lane = simt::Lane();
     if (lane >= 4) return;
@@ -233,17 +263,17 @@ class DecodeItemRunner {
     for (int row8 = 0; row8 < kN; ++row8) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int row = simt::WarpIdx() * kRows + 8 * row8 + 2 * lane + j;
+        const int row = warp_ * kRows + 8 * row8 + 2 * lane + j;
         FloatsAt(at_.maxima)[row] = maxima[row8][j];
         FloatsAt(at_.sums)[row] = sums[row8][j];
       }
     }
   }
 
-  KVL_DEVICE void AttendBlock(int b, const DecodeRun& run, int end, float (&maxima)[kN][2],
+  KVL_DEVICE void AttendBlock(int b, const DecodeRun& run, float (&maxima)[kN][2],
                               float (&sums)[kN][2]) {
-    const std::byte* const block = p_.base + int64_t{job_.places[b]} * kBlockPlace;
-    const BlockLayout& layout = p_.layouts[run.layout_idx];
+    const std::byte* const block = BlockAt(b);
+    const AttendLayout& layout = p_.layouts[run.layout_idx];
     const bool is_plain = layout.k.reading == Reading::kRows;
     const int first = b * kBlockSize, in_run = b - run.first_block;
     RowScores x[kN] = {};
@@ -253,10 +283,13 @@ class DecodeItemRunner {
       AddCodeScores<kN>(rows_, block, layout.k, KeyScales(layout.k, block, run, in_run), x);
     }
     ToLog2(is_plain, x);
+    // The next block comes nearer; where its run is another one, the size of this one's serves.
+    const int next = b + simt::WarpCount();
+    if (next * kBlockSize < end_) PrefetchBlock(next, layout.n_bytes);
     if (job_.mean.n_pairs > 0) AddMeanScores(first, x);
-    const bool are_all_seen = first + kBlockSize <= SeenEnd(0) && first + kBlockSize <= end &&
-                              first >= SeenBegin(item_.n_rows - 1);
-    if (!are_all_seen) HideUnseen(first, end, x);
+    const bool are_all_seen =
+        first + kBlockSize <= first_end_ && first + kBlockSize <= end_ && first >= last_first_seen_;
+    if (!are_all_seen) HideUnseen(first, x);
     float alpha[kN][2];
     Softmax(is_plain, maxima, alpha, x);
     simt::SyncWarp();
@@ -274,7 +307,7 @@ class DecodeItemRunner {
       sums[row8][1] = sums[row8][1] * alpha[row8][1] + added[1];
     }
     if (is_plain) {
-      AddRowValues<kN>(rows_, block, layout.v, {SeenBegin(0) - first, end - first, are_all_seen},
+      AddRowValues<kN>(rows_, block, layout.v, {first_seen_ - first, end_ - first, are_all_seen},
                        probs, alpha);
     } else {
       const std::byte* const scales = layout.v.in_layer != 0
@@ -314,7 +347,7 @@ class DecodeItemRunner {
   KVL_DEVICE void AddMeanScores(int first, RowScores (&x)[kN]) {
     const DecodeMean& mean = job_.mean;
     const int n_pairs = mean.n_pairs, lane = simt::Lane();
-    std::byte* const turned = shared_ + at_.warps + simt::WarpIdx() * at_.warp_bytes + at_.turned;
+    std::byte* const turned = shared_ + at_.warps + warp_ * at_.warp_bytes + at_.turned;
     const int rest = kRows * at_.mean_stride;  // where what F16 leaves lies
     const int64_t angles = int64_t{mean.first_position + first} * mean.half;
     for (int i = lane; i < n_pairs; i += simt::kWarp) {
@@ -355,14 +388,14 @@ class DecodeItemRunner {
     simt::SyncWarp();
   }
 
-  KVL_DEVICE void HideUnseen(int first, int end, RowScores (&x)[kN]) const {
+  KVL_DEVICE void HideUnseen(int first, RowScores (&x)[kN]) const {
     const int lane = simt::Lane();
 #pragma unroll
     for (int row8 = 0; row8 < kN; ++row8) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const int row = 8 * row8 + 2 * (lane % 4) + c % 2;
-        const int row_end = SeenEnd(row) < end ? SeenEnd(row) : end;
+        const int row_end = SeenEnd(row) < end_ ? SeenEnd(row) : end_;
         const int row_begin = SeenBegin(row);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
@@ -515,7 +548,11 @@ class DecodeItemRunner {
   const DecodeJob& job_;
   DecodeShared at_;
   std::byte* shared_;
+  int warp_;
   WarpRows rows_;
+  // Of the item: the first entry that its first row sees, and its last row; where what the first
+  // row sees ends, and what any row does.
+  int first_seen_ = 0, last_first_seen_ = 0, first_end_ = 0, end_ = 0;
 };
 
 // A block of threads merges a row of a split, in the order of its parts.

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/kernels/attend/block_layout.h"
+#include "cuda/kernels/attend/attend_layout.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe::cuda {
@@ -43,12 +43,12 @@ struct DecodeMean {
 
 // HeadJob (machine/attention/head_job.h) with addresses.
 struct DecodeJob {
-  const std::byte* q = nullptr;  // Bf16
+  const std::byte* base = nullptr;  // of the cache's memory
+  const std::byte* q = nullptr;     // Bf16
   int64_t q_stride = 0;
   const std::byte* q_full = nullptr;
   int64_t q_full_stride = 0;
-  const uint32_t* places =
-      nullptr;  // of blocks, in steps of kDeviceAlignment from DecodeParams::base
+  const uint32_t* places = nullptr;   // of blocks, in steps of kDeviceAlignment from base
   const DecodeRun* runs = nullptr;    // they cover all blocks
   const std::byte* sink_k = nullptr;  // [n_sinks, head_dim] Bf16
   const std::byte* sink_v = nullptr;  // [n_sinks, width] Bf16
@@ -92,12 +92,11 @@ struct DecodeSplit {
 
 // All arrays lie on the device.
 struct DecodeParams {
-  const std::byte* base = nullptr;
   const DecodeJob* jobs = nullptr;
   const DecodeItem* items = nullptr;
   int32_t n_items = 0;
-  const BlockLayout* layouts = nullptr;
-  const UnitTables* tables = nullptr;
+  const AttendLayout* layouts = nullptr;
+  const AttendTables* tables = nullptr;
   const DecodeSplit* splits = nullptr;
   int32_t n_splits = 0;
   float* partials = nullptr;

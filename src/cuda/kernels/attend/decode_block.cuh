@@ -2,7 +2,7 @@
 // alone. Scores are logarithms to the base 2.
 #pragma once
 
-#include "cuda/kernels/attend/block_layout.h"
+#include "cuda/kernels/attend/attend_layout.h"
 #include "cuda/kernels/attend/readers.cuh"
 #include "cuda/simt/simt.h"
 
@@ -31,7 +31,7 @@ struct WarpRows {
   std::byte* probs = nullptr;         // [8 kN][kProbStride], of this warp
   Floats4* o = nullptr;               // [kN][v_tiles][32], of this warp
   int v_tiles = 0;
-  const UnitTables* tables = nullptr;
+  const AttendTables* tables = nullptr;
 };
 
 // Of 8 rows by 64 entries: product n, then (entry 2 g, row 2 i), (2 g, 2 i + 1), (2 g + 1, 2 i),

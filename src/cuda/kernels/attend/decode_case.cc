@@ -33,7 +33,8 @@ class Cache {
     return static_cast<uint32_t>(at / kDeviceAlignment);
   }
   std::vector<std::byte> Bytes() const {
-    std::vector<std::byte> bytes(n_bytes_ + kDeviceAlignment, std::byte{0xff});
+    // With room for mistakes that read past the last one.
+    std::vector<std::byte> bytes(n_bytes_ + (1 << 16), std::byte{0xff});
     for (size_t i = 0; i < pieces_.size(); ++i) {
       std::memcpy(bytes.data() + places_[i], pieces_[i].bytes, pieces_[i].n_bytes);
     }
@@ -187,7 +188,7 @@ double WorstDeviation(const DecodeCase& of_case, const DecodeRunning& running) {
     owned.push_back(std::make_unique<DeviceArray<std::byte>>(BytesOf(record)));
     return owned.back()->data();
   };
-  std::vector<BlockLayout> layouts;
+  std::vector<AttendLayout> layouts;
   std::vector<DecodeRun> runs;
   for (const DecodeCase::Run& run : c.runs) {
     runs.push_back(run.run);
@@ -196,12 +197,12 @@ double WorstDeviation(const DecodeCase& of_case, const DecodeRunning& running) {
     runs.back().layer_record = upload(run.layer_record);
     layouts.push_back(run.layout);
   }
-  UnitTables tables = MakeUnitTables();
+  AttendTables tables = MakeAttendTables();
   if (running.spoil_tables) running.spoil_tables(tables);
   const DeviceArray<uint32_t> device_places(places);
   const DeviceArray<DecodeRun> device_runs(runs);
-  const DeviceArray<BlockLayout> device_layouts(layouts);
-  const DeviceArray<UnitTables> device_tables(std::vector<UnitTables>{tables});
+  const DeviceArray<AttendLayout> device_layouts(layouts);
+  const DeviceArray<AttendTables> device_tables(std::vector<AttendTables>{tables});
   const DeviceArray<Bf16> q(c.q), q_full(OrOne(c.q_full)), sink_k(OrOne(c.sink_k)),
       sink_v(OrOne(c.sink_v));
   const DeviceArray<float> mean(OrOne(c.mean)), angles(OrOne(c.angles)), cos(OrOne(c.cos)),
@@ -211,7 +212,8 @@ double WorstDeviation(const DecodeCase& of_case, const DecodeRunning& running) {
       std::vector<std::byte>(c.n_rows * head_stride * SizeOf(c.out_type), std::byte{0xff}));
   const Items shared = ItemsOf(c, running.n_parts);
   const int64_t q_full_width = std::ssize(c.q_full) / std::max(1, c.n_rows);
-  DecodeJob job = {.q = AsBytes(q.data()),
+  DecodeJob job = {.base = memory.data(),
+                   .q = AsBytes(q.data()),
                    .q_stride = c.rank_k,
                    .q_full = AsBytes(q_full.data()),
                    .q_full_stride = q_full_width,
@@ -249,8 +251,7 @@ double WorstDeviation(const DecodeCase& of_case, const DecodeRunning& running) {
   const DeviceArray<float> partials(std::max<int64_t>(1, shared.n_floats));
   AttendDecode(
       nullptr,
-      {.base = memory.data(),
-       .jobs = jobs.data(),
+      {.jobs = jobs.data(),
        .items = items.data(),
        .n_items = static_cast<int32_t>(shared.items.size()),
        .layouts = device_layouts.data(),

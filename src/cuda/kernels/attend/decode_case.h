@@ -27,7 +27,7 @@ struct DecodeCase {
   std::vector<Block> blocks;
   struct Run {
     DecodeRun run;  // but for records
-    BlockLayout layout;
+    AttendLayout layout;
     Block record = {}, layer_record = {};
   };
   std::vector<Run> runs;
@@ -58,7 +58,7 @@ struct DecodeRunning {
   int n_parts = 1;
   int n_warps = 3;
   std::function<void(DecodeJob&)> spoil_job;
-  std::function<void(UnitTables&)> spoil_tables;
+  std::function<void(AttendTables&)> spoil_tables;
 };
 
 // Runs the kernels and returns how many deviations, of those that roundings may cause, the worst

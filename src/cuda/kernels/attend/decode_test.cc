@@ -2,9 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <span>
+#include <utility>
 #include <vector>
 
+#include "base/random.h"
 #include "cuda/kernels/attend/decode_case.h"
+#include "format/mean_angles.h"
 
 namespace kvlathe::cuda {
 namespace {
@@ -131,6 +135,138 @@ TEST(DecodeTest, ReadsSplitBits) {
       EXPECT_LT(WorstDeviation(CaseOf(problem, 6, 5, 33), {.n_parts = 2}), kMostDeviations);
     }
   }
+}
+
+// What sinks hold, and queries before any basis for them.
+void AddSinks(int n, int width, int first_visible, DecodeCase* c) {
+  Random random(21);
+  const auto fill = [&](int64_t n_numbers, std::vector<Bf16>* rows) {
+    for (int64_t i = 0; i < n_numbers; ++i) {
+      rows->push_back(ToBf16(static_cast<float>(random.Normal())));
+    }
+  };
+  c->n_sinks = n;
+  c->width = width;
+  c->first_sinks_visible = first_visible;
+  fill(int64_t{c->n_rows} * c->head_dim, &c->q_full);
+  fill(int64_t{n} * c->head_dim, &c->sink_k);
+  fill(int64_t{n} * width, &c->sink_v);
+}
+
+TEST(DecodeTest, AddsSinks) {
+  for (const int width : {48, 80}) {
+    for (const int n_parts : {1, 2}) {
+      const AttendShape shape = {
+          .rank_v = 48, .n_tokens = 4, .gqa_group = 3, .kv_end = 300, .first_visible = 297};
+      const AttendProblem problem(shape, DType::kBf16, 10);
+      DecodeCase c = CaseOf(problem);
+      AddSinks(5, width, 3, &c);
+      c.behind = 16;
+      c.out_type = width == 80 ? DType::kBf16 : DType::kF32;
+      EXPECT_LT(WorstDeviation(c, {.n_parts = n_parts}), kMostDeviations) << width << n_parts;
+    }
+  }
+}
+
+// Keys of two KV heads of the model that have lost a mean before they turned. What `mean` says of
+// other channels is not used.
+void AddMean(int n_pairs, int first_position, DecodeCase* c) {
+  constexpr int kJoined = 2, kHalf = 20, kModelDim = 48;
+  constexpr double kAmplitude = 1.25;
+  Random random(22);
+  c->n_pairs = n_pairs;
+  c->n_joined = kJoined;
+  c->half = kHalf;
+  c->first_position = first_position;
+  c->way_back = static_cast<float>(1 / (kAmplitude * kAmplitude));
+  std::vector<double> frequencies;
+  for (int i = 0; i < kHalf; ++i) frequencies.push_back(std::pow(10000.0, -i / double{kHalf}));
+  c->angles = MakeMeanAngles(std::span(frequencies).first(n_pairs), kAmplitude);
+  for (int p = 0; p < first_position + c->n_entries + kBlockSize; ++p) {
+    for (const double frequency : frequencies) {
+      c->cos.push_back(static_cast<float>(kAmplitude * std::cos(frequency * p)));
+      c->sin.push_back(static_cast<float>(kAmplitude * std::sin(frequency * p)));
+    }
+  }
+  for (int i = 0; i < kJoined * kModelDim; ++i) {
+    c->mean.push_back(static_cast<float>(5 * random.Normal()));
+  }
+  c->q_full.assign(int64_t{c->n_rows} * kJoined * kModelDim, Bf16{});
+  for (int row = 0; row < c->n_rows; ++row) {
+    const int joined = row % c->gqa_group / (c->gqa_group / kJoined);
+    for (int i = 0; i < kModelDim; ++i) {
+      c->q_full[(row * kJoined + joined) * kModelDim + i] =
+          ToBf16(static_cast<float>(random.Normal()));
+    }
+  }
+  c->added_score = [c, frequencies, n_pairs](int row, int entry) {
+    const int joined = row % c->gqa_group / (c->gqa_group / kJoined);
+    double score = 0;
+    for (int i = 0; i < n_pairs; ++i) {
+      const double angle = frequencies[i] * (c->first_position + entry);
+      const Bf16* const q = &c->q_full[(row * kJoined + joined) * kModelDim];
+      const float* const m = &c->mean[joined * kModelDim];
+      score += ToFloat(q[i]) * (m[i] * std::cos(angle) - m[i + kHalf] * std::sin(angle)) +
+               ToFloat(q[i + kHalf]) * (m[i + kHalf] * std::cos(angle) + m[i] * std::sin(angle));
+    }
+    return kAmplitude * score;
+  };
+}
+
+TEST(DecodeTest, AddsWhatTurningMeansAdd) {
+  for (const int n_pairs : {8, 16}) {
+    SplitHead head = kSplitHeads[5];
+    head.has_coded_rows = n_pairs == 8;
+    SplitProblem problem(head, DType::kBf16, 12);
+    ASSERT_TRUE(problem.Seal(AvailableIsas().back()).ok());
+    problem.UsePacked();
+    for (const int group : {6, 12}) {
+      DecodeCase c = CaseOf(problem, 1, group, 0);
+      AddMean(n_pairs, 4 + 1000 * n_pairs, &c);
+      EXPECT_LT(WorstDeviation(c), kMostDeviations) << n_pairs << " pairs, " << group << " rows";
+    }
+  }
+}
+
+// Mistakes of kernels and plans that the tests above would see.
+TEST(DecodeTest, SeesMistakes) {
+  SplitHead head = kSplitHeads[5];
+  head.has_coded_rows = true;
+  SplitProblem split(head, DType::kBf16, 11);
+  ASSERT_TRUE(split.Seal(AvailableIsas().back()).ok());
+  split.UsePacked();
+  const PackedSide of_channel = {.bits = 4, .sharing = ScaleSharing::kChannel, .group = 32};
+  const PackedProblem packed(NumberCase(of_channel, kOfToken, 64), DType::kBf16, 3);
+  const DecodeCase of_units = CaseOf(split, 2, 4, 0), of_numbers = CaseOf(packed);
+  const auto expect_seen = [](const char* what, DecodeCase c, const auto& spoil) {
+    ASSERT_LT(WorstDeviation(c), kMostDeviations);
+    spoil(c);
+    EXPECT_GT(WorstDeviation(c), kMostDeviations) << what;
+  };
+  expect_seen("scales of K are those of entries beside", of_units,
+              [](DecodeCase& c) { c.runs[0].layout.k.scales_at -= 4; });
+  expect_seen("scales of the open block are those of entries beside", of_units,
+              [](DecodeCase& c) { c.runs[1].layout.k.scales_at += 4; });
+  expect_seen("a run takes scales of K that are those of its next group", of_numbers,
+              [](DecodeCase& c) { c.runs[0].layout.k.group_tokens = 64; });
+  for (const DecodeCase* c : {&of_units, &of_numbers}) {
+    expect_seen("scales of V are those of entries beside", *c,
+                [](DecodeCase& of) { of.runs[0].layout.v.scales_at -= 16; });
+    expect_seen("the codes of V are those of channels beside", *c,
+                [](DecodeCase& of) { of.runs[0].layout.v.segments[0].codes += 64; });
+    expect_seen("the open block is read as a sealed one", *c,
+                [](DecodeCase& of) { std::swap(of.blocks.front(), of.blocks.back()); });
+  }
+  for (const int bits : {1, 2, 3, 4, 5}) {
+    const auto exchange = [bits](AttendTables& tables) {
+      std::swap(tables.values[1][bits - 1][9], tables.values[1][bits - 1][22]);
+    };
+    EXPECT_GT(WorstDeviation(of_units, {.spoil_tables = exchange}), kMostDeviations) << bits;
+  }
+  const auto see_more = [](DecodeJob& job) { ++job.first_visible; };
+  EXPECT_GT(WorstDeviation(of_units, {.spoil_job = see_more}), kMostDeviations);
+  const auto see_less = [](DecodeJob& job) { job.window = 90; };
+  EXPECT_GT(WorstDeviation(of_units, {.spoil_job = see_less}), kMostDeviations);
 }
 
 }  // namespace

@@ -165,11 +165,15 @@ struct CodeReader {
         a[w % 4][w / 4 * 2 + 1] = simt::FmaF16x2(second, kSixteenth, kMinus72);
       }
     } else {
+      constexpr int kParts = kLow == 4 ? 2 : 1;
 #pragma unroll
-      for (int row = 0; row < 2; ++row) {
-#pragma unroll
-        for (int part = 0; part < (kLow == 4 ? 2 : 1); ++part)
-          UnitsOf(words, row, part, table, lane, a);
+      for (int part = 0; part < kParts; ++part) {
+        if constexpr (kHasHigh) {
+          UnitsWithHighBits(words, part, table, lane, a);
+        } else {
+          UnitsOf(words, 0, part, table, lane, a);
+          UnitsOf(words, 1, part, table, lane, a);
+        }
       }
     }
   }
@@ -183,7 +187,7 @@ struct CodeReader {
     return (both * 0x8001u) & 0x00040004u;
   }
 
-  // Those of one word.
+  // Those of one word without high bits.
   KVL_DEVICE static void UnitsOf(const Words& words, int row, int part, uint32_t table, int lane,
                                  Tile& a) {
     constexpr int kCodes = kLow == 4 ? 4 : 8;
@@ -201,18 +205,48 @@ struct CodeReader {
       const int shift = kLow * code;
       // Windows of codes from bit 8 on are those of the turned word from bit 0 on.
       const uint32_t from = shift >= 8 ? turned : x;
-      uint32_t first = from >> (shift % 8), second = from >> (shift % 8 + 16);
-      if constexpr (kHasHigh) {
-        const uint32_t word = words.high[4 * part + code];
-        const uint32_t high =
-            simt::ShiftRight(word, word, static_cast<uint32_t>(lane / 4 * 4 + 2 * row - 4));
-        first = (first & 0xf) | (high & ~0xfu);
-        second = (second & 0xf) | (high >> 1 & ~0xfu);
-      }
-      const uint32_t low = simt::Shuffle(table, static_cast<int>(first));
-      const uint32_t upper = simt::Shuffle(table, static_cast<int>(second));
       const int slot = kLow == 4 ? part : code / 4;
-      a[code % 4][2 * slot + row] = simt::PermuteBytes(low, upper, 0x5410);
+      a[code % 4][2 * slot + row] = LookUp(table, from >> (shift % 8), from >> (shift % 8 + 16));
+    }
+  }
+
+  // What two windows stand for, which are the lowest bits of words.
+  KVL_DEVICE static uint32_t LookUp(uint32_t table, uint32_t first, uint32_t second) {
+    const uint32_t low = simt::Shuffle(table, static_cast<int>(first));
+    const uint32_t high = simt::Shuffle(table, static_cast<int>(second));
+    return simt::PermuteBytes(low, high, 0x5410);
+  }
+
+  // Lines whose low bits lie 8 bits apart make a word of four windows, one a byte: the low bits of
+  // either line and channel in bits 0 to 3, its high bit in bit 4. Bits above are not looked at.
+  static constexpr int kApart = 8 / kLow;  // lines
+  KVL_DEVICE static void UnitsWithHighBits(const Words& words, int part, uint32_t table, int lane,
+                                           Tile& a) {
+#pragma unroll
+    for (int line = 0; line < kApart; ++line) {
+      // The high bits of both rows and halves of a line are four bits of its word, from here on.
+      const uint32_t turn = static_cast<uint32_t>(lane / 4 * 4);
+      const uint32_t near = words.high[4 * part + line], far = words.high[4 * part + line + kApart];
+      const uint32_t high = (simt::ShiftRight(near, near, turn - 4) & 0xf0) |
+                            (simt::ShiftRight(far, far, turn - 12) & 0xf000);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const uint32_t x = words.low[kLow == 4 ? 2 * part + row : row];
+        uint32_t low = x >> (kLow * line);
+        if constexpr (kLow == 2) {
+          if (line == 3) {  // the window of line 7 goes round the end of its half
+            const uint32_t turned = simt::PermuteBytes(x, 0, 0x2301);
+            low = (low & 0x000f000f) | (turned << 2 & ~0x000f000fu);
+          }
+        }
+        // Of bits 4, 5, 12 and 13 the second and the fourth go to bits 20 and 28.
+        const uint32_t spread = (high >> (2 * row) & 0x3030) * 0x8001u;
+        const uint32_t windows = (low & 0x0f0f0f0f) | (spread & ~0x0f0f0f0fu);
+        const int slot = kLow == 4 ? part : 0;
+        const int far_slot = kLow == 4 ? part : 1;
+        a[line][2 * slot + row] = LookUp(table, windows, windows >> 16);
+        a[(line + kApart) % 4][2 * far_slot + row] = LookUp(table, windows >> 8, windows >> 24);
+      }
     }
   }
 };

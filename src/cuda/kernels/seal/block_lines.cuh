@@ -26,6 +26,8 @@ struct BlockLines {
         is_key(of_keys),
         kind(p.row_kind) {}
 
+  // The number of a line in its block.
+  KVL_DEVICE int LineAt(int pair, int line) const { return pair * n_lines + line; }
   KVL_DEVICE int TokenOf(int pair, int line) const {
     return is_key ? 16 * line + simt::Lane() / 2 : 2 * pair + simt::Lane() % 2;
   }
@@ -56,6 +58,35 @@ struct BlockLines {
     return scale * (step == 0 ? zero : step * kUnitStep);
   }
 };
+
+// The lane's number of a line as it is sealed: keys of a rotation turn back first (TurnKeysBack).
+KVL_DEVICE float SealedNumber(const SealedHeadRun& head, const BlockLines& lines, int block,
+                              int pair, int line) {
+  const SealedModel& model = head.model;
+  const float x = lines.Number(pair, line);
+  if (!lines.is_key || pair >= model.half) return x;
+  const bool is_first = 2 * pair < model.half;
+  const int first = is_first ? pair : pair - model.half / 2;
+  const float other = lines.Number(is_first ? pair + model.half / 2 : first, line);
+  const int64_t at =
+      (int64_t{block} * model.half / 2 + first) * 2 * kBlockSize + 32 * line + simt::Lane();
+  const float c = model.way_back * model.cos[at];
+  const float s = model.way_back * -1.0f * model.sin[at];
+  return is_first ? x * c - other * s : x * c + other * s;
+}
+
+// Whether the lane's word of a line of a block is kept exactly. `at` is BlockLines::LineAt.
+KVL_DEVICE bool IsExact(const SealedSide& side, int block, int at) {
+  const uint32_t* const exact = side.repairs.exact;
+  if (exact == nullptr) return false;
+  return (exact[int64_t{block} * 2 * side.rank + at] >> simt::Lane() & 1u) != 0;
+}
+
+// Where the loss of the lane's word of a line goes; null where nobody asks.
+KVL_DEVICE float* ResidualAt(const SealedSide& side, int block, int at) {
+  if (side.repairs.residual == nullptr) return nullptr;
+  return side.repairs.residual + (int64_t{block} * 2 * side.rank + at) * 32 + simt::Lane();
+}
 
 // Collects the codes of a group of lines, of which each lane brings its own, and stores them as
 // format/codes/code_lines.h says. All lanes call together.

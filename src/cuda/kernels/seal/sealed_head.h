@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "format/codebook/codebook.h"
 #include "format/codes/code_side.h"
 #include "format/split_bits/bit_split.h"
 #include "format/table_codes/code_table.h"
@@ -13,6 +14,34 @@ namespace kvlathe::cuda {
 
 // What the rows of blocks are before they are sealed.
 enum class RowKind : int32_t { kBf16, kF32, kCoded };
+
+// What a run of a codec with codebooks has of the model, on the device
+// (format/codebook/codebook.h).
+struct SealedModel {
+  const Codebook* books = nullptr;    // [2]: of K, of V
+  const float* key_scales = nullptr;  // [2][rank_k]: ranges, offsets
+  int n_key_entries = 0;              // exact entries of K of the run
+  // KeyRotation of the run's first block, where keys are sealed as they were before RoPE.
+  const float *cos = nullptr, *sin = nullptr;
+  int half = 0;  // 0: nothing turns
+  float way_back = 1;
+};
+
+// What repairs the losses of a side: exact entries and low-rank factors. Offsets are bytes.
+struct SealedRepairs {
+  int n_outliers = 0;  // at either end: of a channel of K over the run, of a token of V over heads
+  int lowrank = 0;     // columns
+  int64_t count_offset = 0;  // of entries by lane, in a packed block
+  bool has_wide_counts = false;
+  // In the run record (K) or the layer record (V).
+  int64_t ends_offset = 0, difference_offset = 0, place_offset = 0;
+  int64_t a_offset = 0;  // in a packed block, [lowrank][kBlockSize] F16
+  int64_t b_offset = 0;  // in the run record, [lowrank][rank] F16
+  // By block and lines: a bit for each number, set where it is kept exactly, and what codes lose.
+  // Null where nobody asks.
+  uint32_t* exact = nullptr;  // [n_blocks][kBlockSize * rank / 32]
+  float* residual = nullptr;  // [n_blocks][kBlockSize * rank]
+};
 
 // K or V of a head of a run. Offsets are bytes.
 struct SealedSide {
@@ -26,10 +55,7 @@ struct SealedSide {
   int group = 0;
   int span_blocks = 1;
   BitSplit split;  // where bits are split
-  // Where runs are repaired, by block and lines: a bit for each number, set where it is kept
-  // exactly, and what codes lose. Null: there are none, or nobody asks.
-  uint32_t* exact = nullptr;  // [n_blocks][kBlockSize * rank / 32]
-  float* residual = nullptr;  // [n_blocks][kBlockSize * rank]
+  SealedRepairs repairs;
 };
 
 struct SealedHeadRun {
@@ -41,6 +67,7 @@ struct SealedHeadRun {
   // The heads that share the layer record, of SealKernelParams::heads.
   int first_of_layer = 0, n_of_layer = 1;
   SealedSide k, v;
+  SealedModel model;
 };
 
 // What a block of threads seals: a block of a head, or the blocks from there on that share scales.

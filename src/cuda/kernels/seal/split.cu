@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "cuda/kernels/seal/block_lines.cuh"
+#include "cuda/kernels/seal/half_sums.cuh"
 #include "cuda/kernels/seal/split.h"
 #include "cuda/kernels/seal/trellis.cuh"
 #include "cuda/simt/launch.h"
@@ -15,34 +16,9 @@ constexpr int kSegments = static_cast<int>(kSplitBits.size());
 
 // --- Scales of tokens ---
 
-// A token is taken by half a warp: its lanes sum every sixteenth number, and are then folded.
-constexpr int kHalf = 16;
+// A token is taken by half a warp.
 constexpr int kLossFactors = 6;  // scales whose losses are found together
 constexpr int kScaleReach = 8;   // steps above and below the root of the mean square
-
-// The sum over half a warp: lanes that are 8 apart, then 4, 2 and 1.
-KVL_DEVICE float SumOfHalf(float x) {
-  for (int step = kHalf / 2; step > 0; step /= 2) x += ShuffleXor(x, step);
-  return x;
-}
-
-KVL_DEVICE double ShuffleDouble(double x, int lane) {
-  const auto bits = std::bit_cast<uint64_t>(x);
-  const uint32_t low = Shuffle(static_cast<uint32_t>(bits), lane);
-  const uint32_t high = Shuffle(static_cast<uint32_t>(bits >> 32), lane);
-  return std::bit_cast<double>(uint64_t{high} << 32 | low);
-}
-
-// The sum of the squares of a row of n numbers, of which each half of the warp has one.
-KVL_DEVICE double SquareOf(const float* row, int n) {
-  double square = 0;
-  for (int c = Lane() % kHalf; c < n; c += kHalf) {
-    square += static_cast<double>(row[c]) * static_cast<double>(row[c]);
-  }
-  double sum = 0;
-  for (int i = 0; i < kHalf; ++i) sum += ShuffleDouble(square, Lane() / kHalf * kHalf + i);
-  return sum;
-}
 
 KVL_DEVICE int NearestScale(double x) {
   const auto bits = std::bit_cast<int32_t>(static_cast<float>(x));
@@ -161,16 +137,15 @@ KVL_KERNEL(kThreads) TokenScaleKernel(KVL_PARAMS(SplitParams) p) {
   auto* const middles = reinterpret_cast<uint8_t*>(Shared());
   float* const row = reinterpret_cast<float*>(Shared() + kBlockSize) + half * n;
   std::byte* const scales = head.packed[place.block] + side.scale_offset;
+  // Lanes read no other numbers of a row than those that they write here.
   const auto read_row = [&](int token) {
-    SyncWarp();
     for (int c = Lane() % kHalf; c < n; c += kHalf) row[c] = NumberAt(lines, token, c);
-    SyncWarp();
   };
   // Roots first: they would take registers from what comes then.
   KVL_NO_UNROLL
   for (int token = half; token < kBlockSize; token += kThreads / kHalf) {
     read_row(token);
-    const int middle = NearestScale(sqrt(SquareOf(row, n) / n));
+    const int middle = NearestScale(sqrt(DotOfHalf(row, row, n) / n));
     if (Lane() % kHalf == 0) middles[token] = static_cast<uint8_t>(middle);
   }
   KVL_NO_UNROLL
@@ -214,7 +189,7 @@ struct GroupOfNumbers {
   const BlockLines& lines;
   const SealedSide& side;
   const std::byte* scales;  // of the block's tokens; null: there are none
-  float* residual;          // of the block; null: nobody asks
+  int block;
   Segment segment;
 
   struct Place {
@@ -244,9 +219,8 @@ struct GroupOfNumbers {
   }
   // What the code of a number loses, back in units of rows.
   KVL_DEVICE void StoreLoss(const Place& place, float loss) const {
-    if (residual == nullptr) return;
-    residual[(place.pair * lines.n_lines + place.line) * 32 + Lane()] =
-        scales == nullptr ? loss : loss * ScaleOf(place);
+    float* const to = ResidualAt(side, block, lines.LineAt(place.pair, place.line));
+    if (to != nullptr) *to = scales == nullptr ? loss : loss * ScaleOf(place);
   }
 };
 
@@ -305,7 +279,7 @@ KVL_DEVICE void EncodePaths(const GroupOfNumbers& group, TrellisLines* lines, st
     for (int i = 0; i < kLines; ++i) packed.AddHigh(i, (codes.highs >> i & 1u) != 0);
   }
   packed.Store(codes.word);
-  if (group.residual != nullptr) StorePathLosses<kBits>(group, *lines, codes);
+  if (group.side.repairs.residual != nullptr) StorePathLosses<kBits>(group, *lines, codes);
 }
 
 KVL_DEVICE void EncodeGroup(const GroupOfNumbers& group, TrellisLines* lines, std::byte* to) {
@@ -337,15 +311,12 @@ KVL_KERNEL(kThreads) EncodeKernel(KVL_PARAMS(SplitParams) p) {
   for (int g = WarpIdx();; g += WarpCount()) {
     const Segment segment = SegmentOf(p, side.split, g);
     if (segment.n == 0) return;
-    const GroupOfNumbers group = {
-        .p = p,
-        .lines = lines,
-        .side = side,
-        .scales = has_scales ? packed + side.scale_offset : nullptr,
-        .residual = side.residual == nullptr
-                        ? nullptr
-                        : side.residual + int64_t{place.block} * kBlockSize * side.rank,
-        .segment = segment};
+    const GroupOfNumbers group = {.p = p,
+                                  .lines = lines,
+                                  .side = side,
+                                  .scales = has_scales ? packed + side.scale_offset : nullptr,
+                                  .block = place.block,
+                                  .segment = segment};
     std::byte* const codes = packed + side.code_offset + segment.offset;
     EncodeGroup(group, shared, codes + int64_t{segment.group} * GroupBytes(segment.bits));
   }

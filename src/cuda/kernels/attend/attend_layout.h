@@ -45,22 +45,23 @@ struct SideLayout {
   TileSegment segments[kSplitBits.size()] = {};
 };
 
-struct BlockLayout {
+struct AttendLayout {
   SideLayout k, v;
+  int32_t n_bytes = 0;  // of a block
 };
 
 // Of plain rows in Bf16.
-BlockLayout PlainLayout(const BlockShape& shape);
+AttendLayout PlainLayout(const BlockShape& shape);
 // Of sealed blocks; none where there is no reader: repairs, tables, codebooks, rotations, rows with
 // one side, F32.
-std::optional<BlockLayout> LayoutOfRun(const PackedShape& shape);
+std::optional<AttendLayout> LayoutOfRun(const PackedShape& shape);
 // Of open blocks of coded rows (format/split_bits/coded_rows.h).
-BlockLayout CodedLayout(const BlockShape& shape);
+AttendLayout CodedLayout(const BlockShape& shape);
 
 // What windows of unit codes stand for, in F16, by StoredUnit and bits less one.
-struct UnitTables {
+struct AttendTables {
   uint16_t values[2][5][kCodeWindows];
 };
-UnitTables MakeUnitTables();
+AttendTables MakeAttendTables();
 
 }  // namespace kvlathe::cuda

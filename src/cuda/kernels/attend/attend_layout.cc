@@ -1,4 +1,4 @@
-#include "cuda/kernels/attend/block_layout.h"
+#include "cuda/kernels/attend/attend_layout.h"
 
 #include <variant>
 
@@ -63,8 +63,9 @@ SideLayout NumberSide(const PackedSide& side, int rank, int64_t codes, int64_t s
 
 }  // namespace
 
-BlockLayout PlainLayout(const BlockShape& shape) {
-  BlockLayout layout;
+AttendLayout PlainLayout(const BlockShape& shape) {
+  AttendLayout layout;
+  layout.n_bytes = static_cast<int32_t>(BlockBytes(shape));
   layout.k.n_tiles = shape.rank_k / kTile;
   layout.v.n_tiles = shape.rank_v / kTile;
   layout.k.n_segments = layout.v.n_segments = 1;
@@ -74,37 +75,41 @@ BlockLayout PlainLayout(const BlockShape& shape) {
   return layout;
 }
 
-std::optional<BlockLayout> LayoutOfRun(const PackedShape& shape) {
+std::optional<AttendLayout> LayoutOfRun(const PackedShape& shape) {
   if (shape.has_one_side || shape.lowrank() > 0 || shape.format.sparse_share > 0 ||
       shape.row_type != DType::kBf16) {
     return std::nullopt;
   }
   const int64_t k_scales = KeyTokenScaleOffset(shape), v_scales = ValueTokenScaleOffset(shape);
+  const auto n_bytes = static_cast<int32_t>(PackedBlockBytes(shape));
   if (const auto* codec = std::get_if<SplitBitsCodec>(&shape.format.codec)) {
     const auto& bits = std::get<EntryBits>(shape.storage);
-    return BlockLayout{
+    return AttendLayout{
         .k = SplitSide(bits.k, shape.rank_k, codec->unit, 0, k_scales),
-        .v = SplitSide(bits.v, shape.rank_v, codec->unit, PackedValueOffset(shape), v_scales)};
+        .v = SplitSide(bits.v, shape.rank_v, codec->unit, PackedValueOffset(shape), v_scales),
+        .n_bytes = n_bytes};
   }
   if (!std::holds_alternative<UniformCodec>(shape.format.codec) || !HasReader(shape.k) ||
       !HasReader(shape.v)) {
     return std::nullopt;
   }
-  return BlockLayout{.k = NumberSide(shape.k, shape.rank_k, 0, k_scales),
-                     .v = NumberSide(shape.v, shape.rank_v, PackedValueOffset(shape), v_scales)};
+  return AttendLayout{.k = NumberSide(shape.k, shape.rank_k, 0, k_scales),
+                      .v = NumberSide(shape.v, shape.rank_v, PackedValueOffset(shape), v_scales),
+                      .n_bytes = n_bytes};
 }
 
-BlockLayout CodedLayout(const BlockShape& shape) {
+AttendLayout CodedLayout(const BlockShape& shape) {
   BitSplit k, v;
   k.channels[0] = shape.rank_k;
   v.channels[0] = shape.rank_v;
   return {.k = SplitSide(k, shape.rank_k, StoredUnit::kToken, 0, CodedKeyScaleOffset(shape, 0)),
           .v = SplitSide(v, shape.rank_v, StoredUnit::kToken, CodedKeyBytes(shape),
-                         CodedValueScaleOffset(shape, 0))};
+                         CodedValueScaleOffset(shape, 0)),
+          .n_bytes = static_cast<int32_t>(kBlockSize * CodedTokenBytes(shape))};
 }
 
-UnitTables MakeUnitTables() {
-  UnitTables tables;
+AttendTables MakeAttendTables() {
+  AttendTables tables;
   for (const StoredUnit unit : {StoredUnit::kChannel, StoredUnit::kToken}) {
     for (int bits = 1; bits <= 5; ++bits) {
       const float* const values = UnitValues(bits, unit);

@@ -1,0 +1,297 @@
+#include "cuda/attention/cuda_attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "base/units.h"
+#include "cuda/kernels/attend/attend_layout.h"
+#include "format/keys.h"
+
+namespace kvlathe {
+namespace {
+
+using cuda::AttendLayout;
+using cuda::DecodeItem;
+using cuda::DecodeJob;
+using cuda::DecodeRun;
+using cuda::DecodeSplit;
+
+// Of a multiprocessor. Only ratios matter: rows of an item are never so many that products take
+// longer than reading.
+constexpr CostModel kMultiprocessor = {
+    .read_bytes_per_ns = 20, .flops_per_ns = 2000, .softmax_channels = 16, .item_ns = 4000};
+
+// Of a multiprocessor, which have the registers of two blocks of threads with 8 rows.
+constexpr int kItemsAtOnce = 2;
+constexpr int32_t kAllBlocks = 1 << 24;
+
+std::optional<AttendLayout> LayoutOf(const HeadJob& job, const SealedRun& run) {
+  return cuda::LayoutOfRun(MakePackedShape(job.packed.format, job.shape, job.packed.storage,
+                                           {.n_kv_heads = job.packed.n_kv_heads,
+                                            .layer_rank_v = job.packed.layer_rank_v,
+                                            .n_blocks = run.n_blocks,
+                                            .is_prompt = run.is_prompt,
+                                            .is_repaired = run.is_repaired,
+                                            .entry_class = run.entry_class}));
+}
+
+bool LieAlike(const SealedRun& a, const SealedRun& b) {
+  return a.is_prompt == b.is_prompt && a.is_repaired == b.is_repaired &&
+         a.entry_class == b.entry_class;
+}
+
+bool HasLayouts(const HeadJob& job) {
+  const SealedRun* before = nullptr;
+  for (const SealedRun& run : job.packed.runs) {
+    if ((before == nullptr || !LieAlike(*before, run)) && !LayoutOf(job, run).has_value()) {
+      return false;
+    }
+    before = &run;
+  }
+  return true;
+}
+
+int TokensOfPart(const HeadJob& job) { return cuda::kMostDecodeRows / job.gqa_group; }
+
+}  // namespace
+
+struct CudaAttention::Plans {
+  std::vector<uint32_t> places;
+  std::vector<DecodeRun> runs;
+  std::vector<AttendLayout> layouts;
+  std::vector<DecodeJob> jobs;
+  std::vector<DecodeItem> items;
+  std::vector<DecodeSplit> splits;
+  // By job, where its places and runs begin.
+  std::vector<int64_t> first_place, first_run;
+  int64_t n_partial_floats = 0;
+
+  int LayoutIdx(const AttendLayout& layout) {
+    const auto same = std::ranges::find_if(layouts, [&](const AttendLayout& other) {
+      return std::memcmp(&layout, &other, sizeof(layout)) == 0;
+    });
+    if (same == layouts.end()) {
+      layouts.push_back(layout);
+      return static_cast<int>(layouts.size()) - 1;
+    }
+    return static_cast<int>(same - layouts.begin());
+  }
+};
+
+CudaAttention::CudaAttention(CudaStream* stream, CudaDevice* memory,
+                             const CudaResidents* /*residents*/, int n_multiprocessors,
+                             int64_t shared_bytes)
+    : stream_(*stream),
+      memory_(*memory),
+      n_multiprocessors_(n_multiprocessors),
+      shared_bytes_(shared_bytes),
+      planner_(kMultiprocessor) {}
+
+CudaAttention::~CudaAttention() {
+  if (partials_ != 0) memory_.Free(partials_);
+}
+
+bool CudaAttention::Takes(const HeadJob& job) const {
+  const int n_rows = job.n_tokens * job.gqa_group;
+  if (n_rows > kMostRows || job.gqa_group > cuda::kMostDecodeRows) return false;
+  if (job.shape.row_type != DType::kBf16 || job.shape.has_one_side) return false;
+  if (!job.latents.empty() || job.merged.n_closed != nullptr || job.is_scored()) return false;
+  if (!job.frames.maps.empty() || job.frames.n_pairs > kMostTurningPairs) return false;
+  if (job.sinks.n > cuda::kMostSinks || job.output_width() % 16 != 0 || job.head_dim % 2 != 0) {
+    return false;
+  }
+  if (job.packed.format.seals_keys_before_rope() || !HasLayouts(job)) return false;
+  const cuda::DecodeParams params = {.max_rows = cuda::kMostDecodeRows,
+                                     .max_rank_k = job.shape.rank_k,
+                                     .max_rank_v = job.shape.rank_v,
+                                     .max_sinks = job.sinks.n,
+                                     .max_pairs = job.frames.n_pairs};
+  return cuda::WarpsThatFit(params, shared_bytes_) > 0;
+}
+
+void CudaAttention::ListParts(std::span<const HeadJob> jobs) {
+  parts_.clear();
+  sizes_.clear();
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const HeadJob& job = jobs[i];
+    const int step = TokensOfPart(job);
+    for (int token = 0; token < job.n_tokens; token += step) {
+      parts_.push_back({static_cast<int>(i), token});
+      sizes_.push_back({.n_tokens = std::min(step, job.n_tokens - token),
+                        .gqa_group = job.gqa_group,
+                        .n_entries = job.n_entries,
+                        .first_visible = job.first_visible + token,
+                        .rank_k = job.shape.rank_k,
+                        .rank_v = job.output_width()});
+    }
+  }
+}
+
+// One after the other, those that lie alike and have no records as one.
+void CudaAttention::AddRuns(const HeadJob& job, Plans* plans) const {
+  const auto& cache = static_cast<const CudaDevice&>(*job.device);
+  const SealedRun* before = nullptr;
+  int end = 0;
+  for (const SealedRun& run : job.packed.runs) {
+    const bool is_alone = run.record.is_null() && run.layer_record.is_null();
+    end = run.first_block + run.n_blocks;
+    if (before != nullptr && LieAlike(*before, run)) {
+      DecodeRun& last = plans->runs.back();
+      if (is_alone && last.record == nullptr && last.layer_record == nullptr) {
+        last.n_blocks = end - last.first_block;
+        continue;
+      }
+    }
+    const std::optional<AttendLayout> layout = LayoutOf(job, run);
+    plans->runs.push_back({.first_block = run.first_block,
+                           .n_blocks = run.n_blocks,
+                           .layout_idx = plans->LayoutIdx(*layout),
+                           .record = cache.At(run.record),
+                           .layer_record = cache.At(run.layer_record)});
+    before = &run;
+  }
+  const AttendLayout open =
+      job.packed.open.n_blocks > 0 ? cuda::CodedLayout(job.shape) : cuda::PlainLayout(job.shape);
+  plans->runs.push_back(
+      {.first_block = end, .n_blocks = kAllBlocks, .layout_idx = plans->LayoutIdx(open)});
+}
+
+void CudaAttention::AddJob(const HeadJob& job, Plans* plans) {
+  const auto& cache = static_cast<const CudaDevice&>(*job.device);
+  plans->first_place.push_back(std::ssize(plans->places));
+  plans->first_run.push_back(std::ssize(plans->runs));
+  const int n_blocks = (job.n_entries + kBlockSize - 1) / kBlockSize;
+  for (int b = 0; b < n_blocks; ++b) plans->places.push_back(cache.PlaceOf(job.blocks[b]));
+  AddRuns(job, plans);
+  const FrameIds& frames = job.frames;
+  plans->jobs.push_back({.base = cache.base(),
+                         .q = memory_.At(job.q),
+                         .q_stride = job.q_stride,
+                         .q_full = memory_.At(job.q_full),
+                         .q_full_stride = job.q_full_stride,
+                         .sink_k = cache.At(job.sinks.k),
+                         .sink_v = cache.At(job.sinks.v),
+                         .out = memory_.At(job.out),
+                         .out_stride = job.out_stride,
+                         .out_head_stride = job.out_head_stride,
+                         .mean = {.mean = memory_.As<const float>(frames.turning_mean),
+                                  .angles = memory_.As<const float>(frames.mean_angles),
+                                  .cos = memory_.As<const float>(frames.cos),
+                                  .sin = memory_.As<const float>(frames.sin),
+                                  .n_pairs = frames.n_pairs,
+                                  .n_joined = frames.n_joined,
+                                  .half = frames.half,
+                                  .head_dim = frames.head_dim,
+                                  .first_position = frames.first_position,
+                                  .way_back = frames.way_back},
+                         .out_type = job.out_type,
+                         .rank_k = job.shape.rank_k,
+                         .rank_v = job.shape.rank_v,
+                         .width = job.output_width(),
+                         .head_dim = job.head_dim,
+                         .gqa_group = job.gqa_group,
+                         .first_visible = job.first_visible,
+                         .window = job.window,
+                         .n_sinks = job.sinks.n,
+                         .first_sinks_visible = job.sinks.first_visible,
+                         .sink_window = job.sinks.window});
+}
+
+void CudaAttention::AddItems(const AttentionPlan& plan, std::span<const HeadJob> jobs,
+                             Plans* plans) const {
+  for (const WorkItem& item : plan.items) {
+    const Part& part = parts_[item.job_idx];
+    const int64_t first_run = plans->first_run[part.job_idx];
+    int run = 0;
+    const int block = item.entry_begin / kBlockSize;
+    while (block >=
+           plans->runs[first_run + run].first_block + plans->runs[first_run + run].n_blocks) {
+      ++run;
+    }
+    plans->items.push_back(
+        {.job_idx = part.job_idx,
+         .row_begin = part.first_token * jobs[part.job_idx].gqa_group + item.row_begin,
+         .n_rows = item.row_end - item.row_begin,
+         .entry_begin = item.entry_begin,
+         .entry_end = item.entry_end,
+         .first_run = run,
+         .partial_offset = item.partial_offset});
+  }
+  for (const SplitRows& split : plan.splits) {
+    const Part& part = parts_[split.job_idx];
+    plans->splits.push_back(
+        {.job_idx = part.job_idx,
+         .row_begin = part.first_token * jobs[part.job_idx].gqa_group + split.row_begin,
+         .n_rows = split.row_end - split.row_begin,
+         .n_parts = split.n_parts,
+         .partial_offset = split.partial_offset});
+  }
+  plans->n_partial_floats = plan.workspace_floats;
+}
+
+float* CudaAttention::Partials(int64_t n_floats) {
+  const int64_t n_bytes = n_floats * static_cast<int64_t>(sizeof(float));
+  if (n_bytes > partial_bytes_) {
+    if (partials_ != 0) memory_.Free(partials_);
+    partials_ = memory_.Allocate(RoundUp(n_bytes, int64_t{1} << 20));
+    partial_bytes_ = partials_ == 0 ? 0 : RoundUp(n_bytes, int64_t{1} << 20);
+    if (partials_ == 0) {
+      stream_.Note(Error(
+          StatusCode::kResourceExhausted,
+          "the GPU has no memory for partial results of attention; give the cache less of it"));
+      return nullptr;
+    }
+  }
+  return reinterpret_cast<float*>(memory_.At(ObjectId{.region = partials_}));
+}
+
+void CudaAttention::Launch(const Plans& plans, float sm_scale) {
+  std::vector<DecodeJob> jobs = plans.jobs;
+  const uint32_t* const places = stream_.Send(std::span<const uint32_t>(plans.places));
+  const DecodeRun* const runs = stream_.Send(std::span<const DecodeRun>(plans.runs));
+  cuda::DecodeParams params;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    DecodeJob& job = jobs[i];
+    job.places = places + plans.first_place[i];
+    job.runs = runs + plans.first_run[i];
+    params.max_rank_k = std::max(params.max_rank_k, job.rank_k);
+    params.max_rank_v = std::max(params.max_rank_v, job.rank_v);
+    params.max_sinks = std::max(params.max_sinks, job.n_sinks);
+    params.max_pairs = std::max(params.max_pairs, job.mean.n_pairs);
+  }
+  const cuda::AttendTables tables = cuda::MakeAttendTables();
+  params.jobs = stream_.Send(std::span<const DecodeJob>(jobs));
+  params.items = stream_.Send(std::span<const DecodeItem>(plans.items));
+  params.n_items = static_cast<int32_t>(plans.items.size());
+  params.layouts = stream_.Send(std::span<const AttendLayout>(plans.layouts));
+  params.tables = stream_.Send(std::span<const cuda::AttendTables>(&tables, 1));
+  params.splits = stream_.Send(std::span<const DecodeSplit>(plans.splits));
+  params.n_splits = static_cast<int32_t>(plans.splits.size());
+  params.partials = Partials(plans.n_partial_floats);
+  params.sm_scale = sm_scale;
+  // The warps of an item are as many whatever its rows, for their bits.
+  params.max_rows = cuda::kMostDecodeRows;
+  params.n_warps = cuda::WarpsThatFit(params, shared_bytes_);
+  int most_rows = 0;
+  for (const DecodeItem& item : plans.items) most_rows = std::max(most_rows, item.n_rows);
+  if (most_rows <= 8) params.max_rows = 8;
+  if (params.items == nullptr || params.layouts == nullptr || params.tables == nullptr ||
+      (plans.n_partial_floats > 0 && params.partials == nullptr)) {
+    return;  // Finish tells
+  }
+  cuda::AttendDecode(stream_.get(), params);
+  stream_.Note(cudaGetLastError(), "attention");
+}
+
+void CudaAttention::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+  ListParts(jobs);
+  if (is_deterministic_ && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
+  const AttentionPlan& plan = planner_.Plan(sizes_, kItemsAtOnce * n_multiprocessors_, schedule);
+  Plans plans;
+  for (const HeadJob& job : jobs) AddJob(job, &plans);
+  AddItems(plan, jobs, &plans);
+  Launch(plans, sm_scale);
+}
+
+}  // namespace kvlathe
