@@ -35,6 +35,7 @@ void CudaBackend::Enter() const {
 }
 
 void CudaBackend::set_deterministic(bool deterministic) {
+  is_deterministic_ = deterministic;
   rows_.set_deterministic(deterministic);
   decoding_.set_deterministic(deterministic);
   prompts_.set_deterministic(deterministic);
@@ -143,9 +144,10 @@ void CudaBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule
 }
 
 CudaBackend::AttendedBy CudaBackend::WhoAttends(const HeadJob& job) const {
-  if (uses_kernels_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
-  if (uses_kernels_ && prompts_.Takes(job)) return AttendedBy::kPrompts;
-  return AttendedBy::kMirror;
+  if (!uses_kernels_) return AttendedBy::kMirror;
+  // A row gets other bits from each of the kernels, and the faster one takes few rows alone.
+  if (!is_deterministic_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
+  return prompts_.Takes(job) ? AttendedBy::kPrompts : AttendedBy::kMirror;
 }
 
 void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale,

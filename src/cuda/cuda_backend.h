@@ -72,6 +72,7 @@ class CudaBackend : public Backend {
 
   int device_;
   bool uses_kernels_;
+  bool is_deterministic_ = false;
   CudaStream& stream_;
   Mirror& mirror_;
   // What has kernels. Each of them says which plans it takes.
