@@ -67,6 +67,11 @@ struct DecodeJob {
   int32_t n_sinks = 0;
   int32_t first_sinks_visible = 0;
   int32_t sink_window = 0;
+  // Where rows vote: what entry_scores.h (cuda/kernels/retain) wants of all of them. Null: nowhere.
+  float* scores = nullptr;  // [rows, scores_stride], not scaled; undefined where nothing is seen
+  int64_t scores_stride = 0;
+  float* row_max = nullptr;  // [rows], of the scaled scores
+  float* row_sum = nullptr;
 };
 
 struct DecodeItem {
