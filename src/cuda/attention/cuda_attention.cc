@@ -53,6 +53,21 @@ bool HasLayouts(const HeadJob& job) {
   return true;
 }
 
+// Arrays that go to the device in one piece.
+struct SentTogether {
+  std::vector<std::byte> bytes;
+
+  // Returns where the items begin.
+  template <typename T>
+  int64_t Add(const std::vector<T>& items) {
+    const int64_t at = RoundUp(std::ssize(bytes), 16);
+    const auto n_bytes = static_cast<int64_t>(items.size() * sizeof(T));
+    bytes.resize(at + n_bytes);
+    if (n_bytes > 0) std::memcpy(bytes.data() + at, items.data(), n_bytes);
+    return at;
+  }
+};
+
 int TokensOfPart(const HeadJob& job) { return cuda::kMostDecodeRows / job.gqa_group; }
 
 }  // namespace
@@ -64,8 +79,6 @@ struct CudaAttention::Plans {
   std::vector<DecodeJob> jobs;
   std::vector<DecodeItem> items;
   std::vector<DecodeSplit> splits;
-  // By job, where its places and runs begin.
-  std::vector<int64_t> first_place, first_run;
   int64_t n_partial_floats = 0;
   // Of jobs that are scored.
   struct Votes {
@@ -168,8 +181,8 @@ void CudaAttention::AddRuns(const HeadJob& job, Plans* plans) const {
 
 void CudaAttention::AddJob(const HeadJob& job, Plans* plans) {
   const auto& cache = static_cast<const CudaDevice&>(*job.device);
-  plans->first_place.push_back(std::ssize(plans->places));
-  plans->first_run.push_back(std::ssize(plans->runs));
+  const auto first_place = static_cast<int32_t>(plans->places.size());
+  const auto first_run = static_cast<int32_t>(plans->runs.size());
   const int n_blocks = (job.n_entries + kBlockSize - 1) / kBlockSize;
   for (int b = 0; b < n_blocks; ++b) plans->places.push_back(cache.PlaceOf(job.blocks[b]));
   AddRuns(job, plans);
@@ -184,6 +197,8 @@ void CudaAttention::AddJob(const HeadJob& job, Plans* plans) {
                          .q_stride = job.q_stride,
                          .q_full = memory_.At(job.q_full),
                          .q_full_stride = job.q_full_stride,
+                         .first_place = first_place,
+                         .first_run = first_run,
                          .sink_k = cache.At(job.sinks.k),
                          .sink_v = cache.At(job.sinks.v),
                          .out = memory_.At(job.out),
@@ -216,13 +231,10 @@ void CudaAttention::AddItems(const AttentionPlan& plan, std::span<const HeadJob>
                              Plans* plans) const {
   for (const WorkItem& item : plan.items) {
     const Part& part = parts_[item.job_idx];
-    const int64_t first_run = plans->first_run[part.job_idx];
+    const DecodeRun* const runs = &plans->runs[plans->jobs[part.job_idx].first_run];
     int run = 0;
     const int block = item.entry_begin / kBlockSize;
-    while (block >=
-           plans->runs[first_run + run].first_block + plans->runs[first_run + run].n_blocks) {
-      ++run;
-    }
+    while (block >= runs[run].first_block + runs[run].n_blocks) ++run;
     plans->items.push_back(
         {.job_idx = part.job_idx,
          .row_begin = part.first_token * jobs[part.job_idx].gqa_group + item.row_begin,
@@ -315,30 +327,33 @@ void CudaAttention::AddVotes(std::span<const HeadJob> jobs, float sm_scale, cons
   stream_.Note(cudaGetLastError(), "votes");
 }
 
-void CudaAttention::Launch(Plans* of_call, float sm_scale) {
-  Plans& plans = *of_call;
-  std::vector<DecodeJob>& jobs = plans.jobs;
-  const uint32_t* const places = stream_.Send(std::span<const uint32_t>(plans.places));
-  const DecodeRun* const runs = stream_.Send(std::span<const DecodeRun>(plans.runs));
+void CudaAttention::Launch(const Plans& plans, float sm_scale) {
   cuda::DecodeParams params;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    DecodeJob& job = jobs[i];
-    job.places = places + plans.first_place[i];
-    job.runs = runs + plans.first_run[i];
+  for (const DecodeJob& job : plans.jobs) {
     params.max_rank_k = std::max(params.max_rank_k, job.rank_k);
     params.max_rank_v = std::max(params.max_rank_v, job.rank_v);
     params.max_sinks = std::max(params.max_sinks, job.n_sinks);
     params.max_pairs = std::max(params.max_pairs, job.mean.n_pairs);
   }
-  const cuda::AttendTables tables = cuda::MakeAttendTables();
-  params.jobs = stream_.Send(std::span<const DecodeJob>(jobs));
-  params.items = stream_.Send(std::span<const DecodeItem>(plans.items));
-  params.n_items = static_cast<int32_t>(plans.items.size());
-  params.layouts = stream_.Send(std::span<const AttendLayout>(plans.layouts));
-  params.tables = stream_.Send(std::span<const cuda::AttendTables>(&tables, 1));
-  params.splits = stream_.Send(std::span<const DecodeSplit>(plans.splits));
-  params.n_splits = static_cast<int32_t>(plans.splits.size());
+  SentTogether sent;
+  const int64_t places = sent.Add(plans.places), runs = sent.Add(plans.runs);
+  const int64_t jobs = sent.Add(plans.jobs), items = sent.Add(plans.items);
+  const int64_t splits = sent.Add(plans.splits), layouts = sent.Add(plans.layouts);
+  const int64_t tables = sent.Add(std::vector<cuda::AttendTables>{cuda::MakeAttendTables()});
+  const std::byte* const at = stream_.Send(std::span<const std::byte>(sent.bytes));
   params.partials = FloatsOf(&partials_, plans.n_partial_floats);
+  if (at == nullptr || (plans.n_partial_floats > 0 && params.partials == nullptr)) {
+    return;  // Finish tells
+  }
+  params.places = reinterpret_cast<const uint32_t*>(at + places);
+  params.runs = reinterpret_cast<const DecodeRun*>(at + runs);
+  params.jobs = reinterpret_cast<const DecodeJob*>(at + jobs);
+  params.items = reinterpret_cast<const DecodeItem*>(at + items);
+  params.n_items = static_cast<int32_t>(plans.items.size());
+  params.splits = reinterpret_cast<const DecodeSplit*>(at + splits);
+  params.n_splits = static_cast<int32_t>(plans.splits.size());
+  params.layouts = reinterpret_cast<const AttendLayout*>(at + layouts);
+  params.tables = reinterpret_cast<const cuda::AttendTables*>(at + tables);
   params.sm_scale = sm_scale;
   // The warps of an item are as many whatever its rows, for their bits.
   params.max_rows = cuda::kMostDecodeRows;
@@ -346,10 +361,6 @@ void CudaAttention::Launch(Plans* of_call, float sm_scale) {
   int most_rows = 0;
   for (const DecodeItem& item : plans.items) most_rows = std::max(most_rows, item.n_rows);
   if (most_rows <= 8) params.max_rows = 8;
-  if (params.items == nullptr || params.layouts == nullptr || params.tables == nullptr ||
-      (plans.n_partial_floats > 0 && params.partials == nullptr)) {
-    return;  // Finish tells
-  }
   cuda::AttendDecode(stream_.get(), params);
   stream_.Note(cudaGetLastError(), "attention");
 }
@@ -362,7 +373,7 @@ void CudaAttention::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedu
   for (const HeadJob& job : jobs) AddJob(job, &plans);
   AddItems(plan, jobs, &plans);
   if (!PlaceScores(&plans)) return;
-  Launch(&plans, sm_scale);
+  Launch(plans, sm_scale);
   AddVotes(jobs, sm_scale, plans);
 }
 

@@ -56,7 +56,7 @@ class CudaAttention {
   void AddJob(const HeadJob& job, Plans* plans);
   void AddRuns(const HeadJob& job, Plans* plans) const;
   void AddItems(const AttentionPlan& plan, std::span<const HeadJob> jobs, Plans* plans) const;
-  void Launch(Plans* plans, float sm_scale);
+  void Launch(const Plans& plans, float sm_scale);
   // Gives scored jobs their scores; false where there is no memory.
   bool PlaceScores(Plans* plans);
   void AddVotes(std::span<const HeadJob> jobs, float sm_scale, const Plans& plans);

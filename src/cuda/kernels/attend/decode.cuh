@@ -230,12 +230,13 @@ class DecodeItemRunner {
 
   // The run of block b is that of run_idx or a later one.
   KVL_DEVICE const DecodeRun& FindRun(int b, int* run_idx) const {
-    while (b >= job_.runs[*run_idx].first_block + job_.runs[*run_idx].n_blocks) ++*run_idx;
-    return job_.runs[*run_idx];
+    const DecodeRun* run = p_.runs + job_.first_run + *run_idx;
+    for (; b >= run->first_block + run->n_blocks; ++run) ++*run_idx;
+    return *run;
   }
 
   KVL_DEVICE const std::byte* BlockAt(int b) const {
-    return job_.base + int64_t{job_.places[b]} * kBlockPlace;
+    return job_.base + int64_t{p_.places[job_.first_place + b]} * kBlockPlace;
   }
 
   KVL_DEVICE void PrefetchBlock(int b, int n_bytes) const {
