@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/emulated/emulated_runtime.h"
+#include "format/split_bits/coded_rows.h"
 #include "machine/machine_buffer.h"
 
 namespace kvlathe {
@@ -67,6 +68,46 @@ TEST_F(CudaMachineTest, TellsOnceOfEachVerbThatRunsOnTheHost) {
     EXPECT_TRUE(backend.Finish().ok());
   }
   EXPECT_EQ(told, (std::vector<std::string>{"TakeRows", "TakeChannel"}));
+}
+
+// Rows that cannot be coded, by a kernel or on the host.
+TEST_F(CudaMachineTest, TellsOnceWhoseRowsAreNotFinite) {
+  for (const bool uses_kernels : {false, true}) {
+    const auto machine = CudaMachine::Create(
+        {.memory_bytes = 16 * kMiB, .uses_kernels = uses_kernels}, &threads_, Isa::kScalar);
+    ASSERT_TRUE(machine.ok()) << machine.status();
+    Device& memory = (*machine)->memory();
+    Backend& backend = (*machine)->backend();
+    const BlockShape shape = {.rank_k = 16, .rank_v = 16};
+    const MachineBuffer block =
+        *MachineBuffer::Allocate(&memory, kBlockSize * CodedTokenBytes(shape), "a block");
+    const MachineBuffer rows = *MachineBuffer::Allocate(&memory, 64, "rows");
+    const auto append = [&](std::byte of_key) {
+      memory.Fill(rows.place(), of_key, 32);
+      memory.Fill(rows.place() + 32, std::byte{0}, 32);
+      AppendPlan plan = {.layer_idx = 5};
+      plan.items.push_back({.device = &memory, .sequence = 3, .n_rows = 1});
+      plan.rows.push_back({.shape = shape,
+                           .block = block.place().object,
+                           .is_coded = true,
+                           .n_rows = 1,
+                           .k = rows.place(),
+                           .k_stride = 16,
+                           .v = rows.place() + 32,
+                           .v_stride = 16});
+      backend.Append(plan);
+      return backend.Finish();
+    };
+    const auto report = append(std::byte{0xff});  // NaN
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_EQ(report->failures.size(), 1u);
+    EXPECT_EQ(report->failures[0].sequence, 3);
+    EXPECT_EQ(report->failures[0].layer_idx, 5);
+    EXPECT_EQ(report->failures[0].status.code(), StatusCode::kDataLoss);
+    const auto next = append(std::byte{0x3f});
+    ASSERT_TRUE(next.ok()) << next.status();
+    EXPECT_TRUE(next->failures.empty());
+  }
 }
 
 }  // namespace
