@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "cpu/memory/cpu_device.h"
 #include "cuda/emulated/emulated_runtime.h"
 #include "format/split_bits/coded_rows.h"
 #include "machine/machine_buffer.h"
@@ -108,6 +111,35 @@ TEST_F(CudaMachineTest, TellsOnceWhoseRowsAreNotFinite) {
     ASSERT_TRUE(next.ok()) << next.status();
     EXPECT_TRUE(next->failures.empty());
   }
+}
+
+// Bytes of this process that lie in memory.
+int64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t all = 0, resident = 0;
+  statm >> all >> resident;
+  return resident * CpuDevice().page_bytes();
+}
+
+TEST_F(CudaMachineTest, NothingOfTheGpuStaysOnTheHostBehindAVerb) {
+  constexpr int64_t kDims = 1024, kRows = 16 * 1024;
+  const auto machine = CudaMachine::Create({.memory_bytes = 80 * kMiB, .uses_kernels = false},
+                                           &threads_, Isa::kScalar);
+  ASSERT_TRUE(machine.ok()) << machine.status();
+  Device& memory = (*machine)->memory();
+  const MachineBuffer rows = *MachineBuffer::Allocate(&memory, kRows * kDims * 4, "rows");
+  memory.Fill(rows.place(), std::byte{0x3f}, rows.n_bytes());
+  ASSERT_TRUE((*machine)->backend().Finish().ok());
+  const int64_t before = ResidentBytes();
+  const std::vector<float> channel = (*machine)->backend().TakeChannel(
+      {.rows = rows.place(), .n_rows = kRows, .n_dims = kDims, .channel = 7});
+  ASSERT_TRUE((*machine)->backend().Finish().ok());
+  EXPECT_GT(channel.back(), 0);
+  float taken = 1;
+  memory.Download(rows.place() + 7 * 4, std::as_writable_bytes(std::span(&taken, 1)));
+  EXPECT_EQ(taken, 0);
+  // It brought 64 MiB, through 8 of pinned memory.
+  EXPECT_LT(ResidentBytes() - before, 24 * kMiB);
 }
 
 }  // namespace
