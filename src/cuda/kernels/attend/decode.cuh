@@ -230,12 +230,13 @@ class DecodeItemRunner {
 
   // The run of block b is that of run_idx or a later one.
   KVL_DEVICE const DecodeRun& FindRun(int b, int* run_idx) const {
-    while (b >= job_.runs[*run_idx].first_block + job_.runs[*run_idx].n_blocks) ++*run_idx;
-    return job_.runs[*run_idx];
+    const DecodeRun* run = p_.runs + job_.first_run + *run_idx;
+    for (; b >= run->first_block + run->n_blocks; ++run) ++*run_idx;
+    return *run;
   }
 
   KVL_DEVICE const std::byte* BlockAt(int b) const {
-    return job_.base + int64_t{job_.places[b]} * kBlockPlace;
+    return job_.base + int64_t{p_.places[job_.first_place + b]} * kBlockPlace;
   }
 
   KVL_DEVICE void PrefetchBlock(int b, int n_bytes) const {
@@ -287,6 +288,7 @@ class DecodeItemRunner {
     const int next = b + simt::WarpCount();
     if (next * kBlockSize < end_) PrefetchBlock(next, layout.n_bytes);
     if (job_.mean.n_pairs > 0) AddMeanScores(first, x);
+    if (job_.scores != nullptr) StoreScores(first, x);
     const bool are_all_seen =
         first + kBlockSize <= first_end_ && first + kBlockSize <= end_ && first >= last_first_seen_;
     if (!are_all_seen) HideUnseen(first, x);
@@ -388,6 +390,26 @@ class DecodeItemRunner {
     simt::SyncWarp();
   }
 
+  KVL_DEVICE void StoreScores(int first, const RowScores (&x)[kN]) const {
+    const int lane = simt::Lane();
+    const float unscaled = 1.0f / (p_.sm_scale * kLog2E);
+#pragma unroll
+    for (int row8 = 0; row8 < kN; ++row8) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = 8 * row8 + 2 * (lane % 4) + j;
+        if (row >= item_.n_rows) continue;
+        float* const to =
+            job_.scores + (item_.row_begin + row) * job_.scores_stride + first + 2 * (lane / 4);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          to[16 * n] = x[row8][n][j] * unscaled;
+          to[16 * n + 1] = x[row8][n][j + 2] * unscaled;
+        }
+      }
+    }
+  }
+
   KVL_DEVICE void HideUnseen(int first, RowScores (&x)[kN]) const {
     const int lane = simt::Lane();
 #pragma unroll
@@ -477,6 +499,11 @@ class DecodeItemRunner {
     for (int at = simt::ThreadIdx(); at < n_behind * item_.n_rows; at += simt::BlockDim()) {
       Store(at / n_behind, job_.width + at % n_behind, 0);
     }
+    if (job_.scores == nullptr) return;
+    for (int row = simt::ThreadIdx(); row < item_.n_rows; row += simt::BlockDim()) {
+      StoreSums(job_, item_.row_begin + row, FloatsAt(at_.row_factor)[row],
+                FloatsAt(at_.sums)[row]);
+    }
   }
 
   // Rows `row` and the next one, channels `channel` and the next one.
@@ -513,7 +540,7 @@ class DecodeItemRunner {
       return;
     }
     const float of_row = FloatsAt(at_.sums)[row];
-    Store(row, channel, of_row > 0 ? sum / of_row : 0);
+    Store(row, channel, of_row == 0 ? 0 : sum / of_row);
   }
   KVL_DEVICE void Store(int row, int channel, float x) {
     StoreOutput(job_, item_.row_begin + row, channel, x);
@@ -538,6 +565,10 @@ class DecodeItemRunner {
     } else {
       reinterpret_cast<float*>(job.out)[to] = x;
     }
+  }
+  KVL_DEVICE static void StoreSums(const DecodeJob& job, int64_t row, float max, float sum) {
+    job.row_max[row] = max / kLog2E;
+    job.row_sum[row] = sum;
   }
 
  private:
@@ -582,7 +613,10 @@ KVL_KERNEL(128) MergeSplitsKernel(KVL_PARAMS(DecodeParams) p) {
              parts[part * part_floats + int64_t{row} * job.width + channel];
       }
     }
-    DecodeItemRunner<1>::StoreOutput(job, split.row_begin + row, channel, sum > 0 ? o / sum : 0);
+    DecodeItemRunner<1>::StoreOutput(job, split.row_begin + row, channel, sum == 0 ? 0 : o / sum);
+  }
+  if (job.scores != nullptr && simt::ThreadIdx() == 0) {
+    DecodeItemRunner<1>::StoreSums(job, split.row_begin + row, most, sum);
   }
 }
 
