@@ -15,13 +15,23 @@ namespace {
 constexpr int64_t kFewRows = 16;
 // Up to here all maps of heads are one launch.
 constexpr int64_t kFewRowsOfHeads = 64;
-// Of weights that become BF16 at a time.
-constexpr int64_t kWideBytes = int64_t{32} << 20;
-constexpr int64_t kOutsTogether = 64;
+// Of weights in blocks that are made wider at a time.
+constexpr int64_t kFewestOuts = 64;
+constexpr int64_t kMostWideBytes = int64_t{32} << 20;
+constexpr int64_t kShareOfFreeBytes = 64;
 
 DType RowsOf(WeightType type) { return type == WeightType::kF32 ? DType::kF32 : DType::kBf16; }
 
 }  // namespace
+
+RowVerbs::RowVerbs(CudaStream* stream, CudaDevice* device, const CudaResidents* residents)
+    : stream_(*stream), device_(*device), residents_(*residents) {
+  auto dense = CublasltProduct::Create(device);
+  stream_.Note(dense.status());
+  if (dense.ok()) dense_ = *std::move(dense);
+  const int64_t wide_bytes = std::min(kMostWideBytes, device_.n_free_bytes() / kShareOfFreeBytes);
+  if (wide_bytes > 0) Hold(&wide_, wide_bytes, "weights out of blocks");
+}
 
 PlacedProduct RowVerbs::Resolve(const ProductPlan& plan) const {
   const CudaMatrix* const w = residents_.At(plan.w);
@@ -43,12 +53,7 @@ PlacedProduct RowVerbs::Resolve(const ProductPlan& plan) const {
 }
 
 void RowVerbs::MultiplyDense(const PlacedProduct& p) {
-  if (dense_ == nullptr) {
-    auto made = CublasltProduct::Create(&device_);
-    stream_.Note(made.status());
-    if (!made.ok()) return;
-    dense_ = *std::move(made);
-  }
+  if (dense_ == nullptr) return;  // the stream has noted it
   DenseProduct product = {.type = RowsOf(p.type),
                           .w = p.w,
                           .w_stride = p.w_row_bytes / SizeOf(RowsOf(p.type)),
@@ -92,10 +97,8 @@ void RowVerbs::MultiplyDense(const PlacedProduct& p) {
 // Weights in blocks, of which some outputs at a time become the type of the rows.
 void RowVerbs::MultiplyWidened(const PlacedProduct& p) {
   const int64_t row_bytes = RoundUp(p.n_in * SizeOf(p.x_type), int64_t{16});
-  const int64_t most_outs =
-      std::max(kWideBytes / row_bytes / kOutsTogether, int64_t{1}) * kOutsTogether;
-  const int64_t n_together = std::min(p.n_out, most_outs);
-  if (!Hold(&wide_, n_together * row_bytes, "weights out of blocks")) return;
+  if (!Hold(&wide_, std::min(p.n_out, kFewestOuts) * row_bytes, "weights out of blocks")) return;
+  const int64_t n_together = std::min(p.n_out, wide_.n_bytes() / row_bytes);
   for (int64_t first = 0; first < p.n_out; first += n_together) {
     PlacedProduct part = p;
     part.type = DenseWeights(p.x_type);
