@@ -71,9 +71,7 @@ KVL_DEVICE T LoadConst(const void* from) {
 }
 
 // Says that 128 bytes will be read, so that they come nearer.
-KVL_DEVICE void Prefetch(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
+KVL_DEVICE void Prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 // Copies 16 bytes from global to shared memory, both at multiples of 16. They are there behind
 // WaitCopies<N> where at most N groups were committed since, for the thread that copied; for others
