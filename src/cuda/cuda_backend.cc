@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace kvlathe {
+namespace {
+
+constexpr int64_t kMostCollected = 64;  // tokens of a step whose work is collected
+
+}  // namespace
 
 CudaBackend::CudaBackend(const Parts& parts)
     : device_(parts.device),
@@ -19,7 +24,8 @@ CudaBackend::CudaBackend(const Parts& parts)
       largest_(parts.memory),
       pruner_(parts.memory),
       appender_(parts.stream, parts.memory),
-      sealer_(parts.stream) {}
+      sealer_(parts.stream, parts.memory, parts.residents),
+      grams_(parts.stream, parts.memory) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -29,6 +35,7 @@ void CudaBackend::Enter() const {
 }
 
 void CudaBackend::set_deterministic(bool deterministic) {
+  is_deterministic_ = deterministic;
   rows_.set_deterministic(deterministic);
   decoding_.set_deterministic(deterministic);
   prompts_.set_deterministic(deterministic);
@@ -60,7 +67,12 @@ void CudaBackend::ReadFlags() {
 
 void CudaBackend::Embed(const EmbedPlan& plan) {
   Enter();
-  uses_kernels_ ? rows_.Embed(plan) : mirror_.Embed(plan);
+  if (!uses_kernels_) return mirror_.Embed(plan);
+  // Every step begins here. Those of few tokens are short, and most of their time would be that of
+  // asking for one launch after the other.
+  const auto n_tokens = std::ssize(plan.tokens);
+  if (n_tokens <= kMostCollected) stream_.Collect(n_tokens);
+  rows_.Embed(plan);
 }
 
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
@@ -132,9 +144,10 @@ void CudaBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule
 }
 
 CudaBackend::AttendedBy CudaBackend::WhoAttends(const HeadJob& job) const {
-  if (uses_kernels_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
-  if (uses_kernels_ && prompts_.Takes(job)) return AttendedBy::kPrompts;
-  return AttendedBy::kMirror;
+  if (!uses_kernels_) return AttendedBy::kMirror;
+  // A row gets other bits from each of the kernels, and the faster one takes few rows alone.
+  if (!is_deterministic_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
+  return prompts_.Takes(job) ? AttendedBy::kPrompts : AttendedBy::kMirror;
 }
 
 void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale,
@@ -151,6 +164,7 @@ void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float 
 
 void CudaBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {
   Enter();
+  if (uses_kernels_) return grams_.Gather(plans, n_dims, type);
   mirror_.GatherGrams(plans, n_dims, type);
 }
 
@@ -172,7 +186,7 @@ void CudaBackend::CutKeys(std::span<const CutItem> items) {
 
 void CudaBackend::Seal(const SealBatch& batch) {
   Enter();
-  if (uses_kernels_ && CudaSealer::Takes(batch)) return sealer_.Seal(batch);
+  if (uses_kernels_ && sealer_.Takes(batch)) return sealer_.Seal(batch);
   mirror_.Seal(batch);
 }
 

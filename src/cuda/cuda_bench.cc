@@ -90,7 +90,7 @@ StatusOr<Options> ParseOptions(int argc, char** argv) {
 
 struct Format {
   std::string name;
-  BlockLayout layout;
+  AttendLayout layout;
   int64_t block_bytes = 0;
   int64_t code_bytes = 0;  // of a block; scales follow
   int64_t record_bytes = 0;
@@ -281,7 +281,8 @@ StatusOr<Bench::Result> Bench::Decode(const Format& format, int n_blocks) {
   std::vector<DecodeSplit> splits;
   int64_t n_floats = 0;
   for (int head = 0; head < n_heads; ++head) {
-    jobs.push_back({.q = reinterpret_cast<const std::byte*>(q.data() + head * rows * kChannels),
+    jobs.push_back({.base = cache.data(),
+                    .q = reinterpret_cast<const std::byte*>(q.data() + head * rows * kChannels),
                     .q_stride = kChannels,
                     .places = device_places.data() + int64_t{head} * n_blocks,
                     .runs = device_runs.data() + head,
@@ -313,11 +314,10 @@ StatusOr<Bench::Result> Bench::Decode(const Format& format, int n_blocks) {
   const DeviceArray<DecodeItem> device_items(items);
   if (splits.empty()) splits.resize(1);
   const DeviceArray<DecodeSplit> device_splits(splits);
-  const DeviceArray<BlockLayout> layouts(std::vector<BlockLayout>{format.layout});
-  const DeviceArray<UnitTables> tables(std::vector<UnitTables>{MakeUnitTables()});
+  const DeviceArray<AttendLayout> layouts(std::vector<AttendLayout>{format.layout});
+  const DeviceArray<AttendTables> tables(std::vector<AttendTables>{MakeAttendTables()});
   const DeviceArray<float> partials(std::max<int64_t>(1, n_floats));
-  DecodeParams params = {.base = cache.data(),
-                         .jobs = device_jobs.data(),
+  DecodeParams params = {.jobs = device_jobs.data(),
                          .items = device_items.data(),
                          .n_items = static_cast<int32_t>(items.size()),
                          .layouts = layouts.data(),

@@ -1,8 +1,10 @@
 // A Model computes the decoder forward over a ragged batch, on compressed blocks.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -66,7 +68,7 @@ class Model {
   Status PressRun(SequenceCache* cache, int run_idx);
 
   // Row i of the last Forward's logits, [vocab_size]; of a step with kHidden it means nothing. Rows
-  // are there on rank 0.
+  // are there on rank 0. Several threads may ask at a time.
   std::span<const float> logits(int64_t row) const;
   // The likeliest tokens of that row, LargestPlan::kLargest of them, without the others having to
   // come to the host; null where that saves nothing.
@@ -157,6 +159,8 @@ class Model {
   Status HearOthers(std::span<const SequenceStep> steps);
   // Asks for the layers and the logits.
   Status QueueStep(ForwardState* state);
+  // The logits of the last step, which come to the host the first time.
+  const float* HostLogits() const;
   // Makes hidden states readable on the host, and logits_ where that costs nothing.
   void FetchRows();
   void ComputeLogits(std::span<const SequenceStep> steps);
@@ -191,7 +195,8 @@ class Model {
   bool has_hidden_ = false;  // some is of hidden states
   MachineBuffer logits_;     // [n_logit_rows, vocab_size] f32
   // The same where the host can read them; null where nobody has asked for them yet.
-  mutable const float* host_logits_ = nullptr;
+  mutable std::atomic<const float*> host_logits_ = nullptr;
+  mutable std::mutex downloading_;  // threads that score rows side by side ask together
   mutable std::vector<float> downloaded_logits_;
   std::vector<LargestNumbers> likeliest_;  // [n_logit_rows], or empty
   std::vector<float> held_logits_;  // of a shard: [n_logit_rows, held words] of the whole step

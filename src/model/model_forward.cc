@@ -134,13 +134,18 @@ Status Model::SealRuns(int layer_idx, std::span<SequenceCache* const> caches) {
 std::span<const float> Model::logits(int64_t row) const {
   KVL_CHECK_LT(row, n_logit_rows_);
   const int64_t n = config().vocab_size;
-  if (host_logits_ == nullptr) {
-    downloaded_logits_.resize(n_logit_rows_ * n);
-    activations_.memory->Download(logits_.place(),
-                                  std::as_writable_bytes(std::span(downloaded_logits_)));
-    host_logits_ = downloaded_logits_.data();
-  }
-  return {host_logits_ + row * n, static_cast<size_t>(n)};
+  return {HostLogits() + row * n, static_cast<size_t>(n)};
+}
+
+const float* Model::HostLogits() const {
+  if (const float* const there = host_logits_.load(std::memory_order_acquire)) return there;
+  const std::lock_guard lock(downloading_);
+  if (const float* const there = host_logits_.load(std::memory_order_relaxed)) return there;
+  downloaded_logits_.resize(n_logit_rows_ * config().vocab_size);
+  activations_.memory->Download(logits_.place(),
+                                std::as_writable_bytes(std::span(downloaded_logits_)));
+  host_logits_.store(downloaded_logits_.data(), std::memory_order_release);
+  return downloaded_logits_.data();
 }
 
 const LargestNumbers* Model::Likeliest(int64_t row) {

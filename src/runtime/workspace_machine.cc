@@ -10,11 +10,12 @@
 namespace kvlathe {
 namespace {
 
-// Of what a GPU has left: chunks of the block pool are not always full, and steps that compute
-// logits of a whole text take more than those that generate.
+// Of what a GPU has left. Chunks of the block pool are not always full, steps that compute logits of
+// a whole text take more than those that generate, and kernels take room for partial results.
 int64_t DeviceKvBudget(int64_t n_free) {
-  constexpr int64_t kSlackDivisor = 16, kSlackBytes = int64_t{4} << 20;
-  return std::max<int64_t>(1, n_free - n_free / kSlackDivisor - kSlackBytes);
+  constexpr int64_t kSlackDivisor = 16, kMostKernelBytes = int64_t{64} << 20, kKernelDivisor = 4;
+  const int64_t for_kernels = std::min(kMostKernelBytes, n_free / kKernelDivisor);
+  return std::max<int64_t>(1, n_free - n_free / kSlackDivisor - for_kernels);
 }
 
 // The verbs of Backend as a person calls what they do.

@@ -1,6 +1,7 @@
 #include "cuda/attention/prompt_items.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "cuda/attention/expand_runs.h"
@@ -14,22 +15,48 @@ using cuda::PromptHead;
 using cuda::PromptItem;
 using cuda::PromptParams;
 
+static_assert(cuda::kPlaceBytes == kDeviceAlignment);
+static_assert(cuda::PromptPartialFloats(20, 48) == PartialFloats(20, 48));
+
 // Parts of fewer blocks would take longer to merge than they save.
 constexpr int kFewestPartBlocks = 8;
 // Items for each processor that make splits pointless.
 constexpr int kItemsOfProcessor = 2;
 
-int RowCount(const HeadJob& job) { return job.n_tokens * job.gqa_group; }
+// Blocks that a block of threads rebuilds.
+constexpr int kRebuiltBlocks = 4;
+// Rebuilt keys of a call take about so many bytes at most, but for those of a single part.
+constexpr int64_t kMostRebuiltBytes = int64_t{256} << 20;
 
-// The blocks that rows [begin, end) of a job see.
+bool IsRebuilt(const HeadJob& job) { return !job.frames.maps.empty() || job.frames.n_pairs > 0; }
+
+int64_t RebuiltBytes(const PromptPart& part) {
+  if (!part.is_rebuilt()) return 0;
+  const int64_t n_blocks = (part.job->n_entries + kBlockSize - 1) / kBlockSize;
+  return n_blocks * KeyBytes({.rank_k = part.rank_k()});
+}
+
+std::vector<PromptPart> PartsOf(std::span<const HeadJob> jobs) {
+  std::vector<PromptPart> parts;
+  for (const HeadJob& job : jobs) {
+    if (!IsRebuilt(job)) parts.push_back({&job});
+    for (int map = 0; IsRebuilt(job) && map < static_cast<int>(job.rebuilt.keys.size()); ++map) {
+      parts.push_back({&job, map});
+    }
+  }
+  return parts;
+}
+
+// The blocks that rows [begin, end) of a part see.
 struct SeenBlocks {
   int begin = 0, end = 0;  // of blocks
   int entry_end = 0;
   int n() const { return std::max(0, end - begin); }
 };
-SeenBlocks BlocksSeen(const HeadJob& job, int row_begin, int row_end) {
-  const int first = job.first_visible + row_begin / job.gqa_group;
-  const int last = job.first_visible + (row_end - 1) / job.gqa_group;
+SeenBlocks BlocksSeen(const PromptPart& part, int row_begin, int row_end) {
+  const HeadJob& job = *part.job;
+  const int first = job.first_visible + row_begin / part.group();
+  const int last = job.first_visible + (row_end - 1) / part.group();
   SeenBlocks seen;
   seen.entry_end = std::clamp(last, 0, job.n_entries);
   seen.end = (seen.entry_end + kBlockSize - 1) / kBlockSize;
@@ -43,10 +70,11 @@ int RunAt(const SealedHead& head, int block) {
   return static_cast<int>(std::max<int64_t>(0, behind - head.runs.begin() - 1));
 }
 
-PromptParams LargestOf(std::span<const HeadJob> jobs) {
+PromptParams LargestOf(std::span<const PromptPart> parts) {
   PromptParams most;
-  for (const HeadJob& job : jobs) {
-    most.most_rank_k = std::max(most.most_rank_k, job.shape.rank_k);
+  for (const PromptPart& part : parts) {
+    const HeadJob& job = *part.job;
+    most.most_rank_k = std::max(most.most_rank_k, part.rank_k());
     if (job.sinks.n > 0) most.most_rank_k = std::max(most.most_rank_k, job.head_dim);
     most.most_rank_v = std::max({most.most_rank_v, job.shape.rank_v, job.output_width()});
     most.most_width = std::max(most.most_width, job.output_width());
@@ -57,16 +85,25 @@ PromptParams LargestOf(std::span<const HeadJob> jobs) {
 }  // namespace
 
 PromptItems::~PromptItems() {
-  if (partials_ != 0) memory_.Free(partials_);
+  for (const Held& held : {partials_, rebuilt_}) {
+    if (held.region != 0) memory_.Free(held.region);
+  }
 }
 
 bool PromptItems::Takes(const HeadJob& job) const {
   if (job.device != &memory_ || job.shape.row_type != DType::kBf16) return false;
-  if (!job.latents.empty() || !job.frames.maps.empty() || job.frames.n_pairs > 0) return false;
-  if (job.is_scored() || job.merged.n_closed != nullptr || !CanExpand(job.packed)) return false;
-  const PromptParams most = LargestOf({&job, 1});
+  if (!job.latents.empty() || job.merged.n_closed != nullptr || job.is_scored()) return false;
+  if (!CanExpand(job.packed)) return false;
+  int64_t rebuild_bytes = 0;
+  if (IsRebuilt(job)) {
+    if (job.rebuilt.keys.empty() || job.shape.has_one_side) return false;
+    rebuild_bytes = cuda::RebuildSharedBytes(job.shape.rank_k, job.rebuilt.head_dim);
+  }
+  const std::vector<PromptPart> parts = PartsOf({&job, 1});
+  const PromptParams most = LargestOf(parts);
   if (most.most_rank_k % 16 != 0 || most.most_rank_v % 16 != 0) return false;
-  return cuda::PromptSharedBytes(1, most.most_rank_k, most.most_rank_v) <= limits_.shared_bytes;
+  const int64_t bytes = cuda::PromptSharedBytes(1, most.most_rank_k, most.most_rank_v);
+  return std::max(bytes, rebuild_bytes) <= limits_.shared_bytes;
 }
 
 std::vector<ExpandRun> PromptItems::RunsOf(const HeadJob& job) const {
@@ -88,43 +125,123 @@ std::vector<ExpandRun> PromptItems::RunsOf(const HeadJob& job) const {
   return runs;
 }
 
-PromptHead PromptItems::HeadOf(const HeadJob& job) {
+PromptItems::Sent PromptItems::SendBlocks(const HeadJob& job) {
   const std::vector<ExpandRun> runs = RunsOf(job);
   std::vector<uint32_t> blocks;
   for (const ObjectId& block : job.blocks) blocks.push_back(memory_.PlaceOf(block));
   CudaStream& stream = memory_.stream();
-  const int width = job.output_width();
-  return {.rank_k = job.shape.rank_k,
-          .rank_v = job.shape.rank_v,
-          .width = width,
-          .gqa_group = job.gqa_group,
-          .q = memory_.As<const uint16_t>(job.q),
-          .q_stride = job.q_stride,
-          .blocks = stream.Send(std::span<const uint32_t>(blocks)),
-          .runs = stream.Send(std::span<const ExpandRun>(runs)),
-          .n_runs = static_cast<int>(runs.size()),
-          .first_visible = job.first_visible,
-          .window = job.window,
-          .q_full = memory_.As<const uint16_t>(job.q_full),
-          .q_full_stride = job.q_full_stride,
-          .head_dim = job.head_dim,
-          .sink_k = memory_.As<const uint16_t>(job.sinks.k),
-          .sink_v = memory_.As<const uint16_t>(job.sinks.v),
-          .n_sinks = job.sinks.n,
-          .sinks_visible = job.sinks.first_visible,
-          .sink_window = job.sinks.window,
-          .out = memory_.At(job.out),
-          .out_type = job.out_type,
-          .out_stride = job.out_stride,
-          .out_head_stride = job.out_head_stride > 0 ? job.out_head_stride : width};
+  return {stream.Send(std::span<const uint32_t>(blocks)),
+          stream.Send(std::span<const ExpandRun>(runs)), static_cast<int>(runs.size())};
 }
 
-int PromptItems::RowsOfItems(std::span<const HeadJob> jobs, const PromptParams& most) const {
+PromptHead PromptItems::HeadOf(const PromptPart& part, const Sent& sent) const {
+  const HeadJob& job = *part.job;
+  const int width = job.output_width();
+  const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : width;
+  const auto* const whole =
+      memory_.As<const uint16_t>(job.q_full) + part.first_head() * job.q_full_stride;
+  PromptHead head = {
+      .rank_k = part.rank_k(),
+      .rank_v = job.shape.rank_v,
+      .width = width,
+      .gqa_group = part.group(),
+      .stored_rank_k = job.shape.rank_k,
+      .q = memory_.As<const uint16_t>(job.q),
+      .q_stride = job.q_stride,
+      .q_token_stride = job.gqa_group * job.q_stride,
+      .blocks = sent.blocks,
+      .runs = sent.runs,
+      .n_runs = sent.n_runs,
+      .first_visible = job.first_visible,
+      .window = job.window,
+      .q_full = whole,
+      .q_full_stride = job.q_full_stride,
+      .q_full_token_stride = job.gqa_group * job.q_full_stride,
+      .head_dim = job.head_dim,
+      .sink_k = memory_.As<const uint16_t>(job.sinks.k),
+      .sink_v = memory_.As<const uint16_t>(job.sinks.v),
+      .n_sinks = job.sinks.n,
+      .sinks_visible = job.sinks.first_visible,
+      .sink_window = job.sinks.window,
+      .out = memory_.At(job.out + part.first_head() * head_stride * SizeOf(job.out_type)),
+      .out_type = job.out_type,
+      .out_stride = job.out_stride,
+      .out_head_stride = head_stride};
+  if (part.is_rebuilt()) {  // queries of one KV head of the model lie behind zeros for the others
+    head.q = whole + part.map * job.rebuilt.head_dim;
+    head.q_stride = head.q_full_stride;
+    head.q_token_stride = head.q_full_token_stride;
+  }
+  return head;
+}
+
+cuda::RebuildHead PromptItems::RebuildHeadOf(const PromptPart& part, const Sent& sent) const {
+  const HeadJob& job = *part.job;
+  const FrameIds& frames = job.frames;
+  const CudaMatrix& map = *residents_.At(job.rebuilt.keys[part.map]);
+  const int64_t of_part = int64_t{part.map} * frames.head_dim;
+  const auto floats_of_part = [&](const ObjectPlace& place) {
+    return place.is_null() ? nullptr : memory_.As<const float>(place) + of_part;
+  };
+  return {.rank_k = job.shape.rank_k,
+          .blocks = sent.blocks,
+          .runs = sent.runs,
+          .n_runs = sent.n_runs,
+          .n_entries = job.n_entries,
+          .map = map.data,
+          .map_row_bytes = map.row_bytes,
+          .head_dim = job.rebuilt.head_dim,
+          .has_frames = !frames.maps.empty(),
+          .key_offset = floats_of_part(frames.key_offset),
+          .turning_mean = floats_of_part(frames.turning_mean),
+          .n_pairs = frames.n_pairs,
+          .cos = memory_.As<const float>(frames.cos),
+          .sin = memory_.As<const float>(frames.sin),
+          .half = frames.half,
+          .n_absolute = frames.n_absolute,
+          .unit = std::sqrt(frames.way_back),
+          .first_position = frames.first_position,
+          .first_place = frames.first_place};
+}
+
+void PromptItems::Rebuild(std::span<const PromptPart> parts, std::span<const Sent> sent,
+                          std::span<PromptHead> heads) {
+  cuda::RebuildParams params = {.base = memory_.base(), .tables = MakeWindowTables()};
+  std::vector<cuda::RebuildHead> rebuilt;
+  std::vector<cuda::RebuildItem> items;
+  int64_t offset = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const PromptPart& part = parts[i];
+    if (!part.is_rebuilt()) continue;
+    const SeenBlocks seen = BlocksSeen(part, 0, part.n_rows());
+    for (int block = seen.begin; block < seen.end; block += kRebuiltBlocks) {
+      items.push_back({.head = static_cast<int>(rebuilt.size()),
+                       .first_block = block,
+                       .n_blocks = std::min(kRebuiltBlocks, seen.end - block),
+                       .first_run = RunAt(part.job->packed, block)});
+    }
+    rebuilt.push_back(RebuildHeadOf(part, sent[i]));
+    rebuilt.back().keys = memory_.At(ObjectPlace{{.region = rebuilt_.region}, offset});
+    heads[i].rebuilt_keys = rebuilt.back().keys;
+    offset += RebuiltBytes(part);
+    params.most_rank_k = std::max(params.most_rank_k, part.job->shape.rank_k);
+    params.most_head_dim = std::max(params.most_head_dim, part.rank_k());
+  }
+  if (items.empty()) return;
+  CudaStream& stream = memory_.stream();
+  params.heads = stream.Send(std::span<const cuda::RebuildHead>(rebuilt));
+  params.items = stream.Send(std::span<const cuda::RebuildItem>(items));
+  params.n_items = static_cast<int>(items.size());
+  if (params.heads == nullptr || params.items == nullptr) return;  // the stream tells
+  cuda::RebuildKeys(stream.get(), params);
+}
+
+int PromptItems::RowsOfItems(std::span<const PromptPart> parts, const PromptParams& most) const {
   // More rows of an item share a block that was expanded, and fewer leave more items.
   int rows = cuda::kMostPromptRows;
   const auto n_items = [&] {
     int n = 0;
-    for (const HeadJob& job : jobs) n += (RowCount(job) + rows - 1) / rows;
+    for (const PromptPart& part : parts) n += (part.n_rows() + rows - 1) / rows;
     return n;
   };
   const auto fits = [&] {
@@ -138,19 +255,19 @@ int PromptItems::RowsOfItems(std::span<const HeadJob> jobs, const PromptParams& 
   return rows;
 }
 
-PromptItems::Plan PromptItems::PlanItems(std::span<const HeadJob> jobs, int rows,
+PromptItems::Plan PromptItems::PlanItems(std::span<const PromptPart> parts, int rows,
                                          bool splits) const {
   int n_items = 0;
-  for (const HeadJob& job : jobs) n_items += (RowCount(job) + rows - 1) / rows;
+  for (const PromptPart& part : parts) n_items += (part.n_rows() + rows - 1) / rows;
   const int wanted = kItemsOfProcessor * limits_.n_processors;
   const int most_parts = splits && n_items > 0 ? std::max(1, wanted / n_items) : 1;
   Plan plan;
-  for (int j = 0; j < static_cast<int>(jobs.size()); ++j) {
-    const HeadJob& job = jobs[j];
-    const int n_rows = RowCount(job);
+  for (int j = 0; j < static_cast<int>(parts.size()); ++j) {
+    const HeadJob& job = *parts[j].job;
+    const int n_rows = parts[j].n_rows();
     for (int row = 0; row < n_rows; row += rows) {
       const int n = std::min(rows, n_rows - row);
-      const SeenBlocks seen = BlocksSeen(job, row, row + n);
+      const SeenBlocks seen = BlocksSeen(parts[j], row, row + n);
       const int n_parts = std::clamp(seen.n() / kFewestPartBlocks, 1, most_parts);
       if (n_parts > 1) {
         plan.splits.push_back({.head = j,
@@ -180,26 +297,49 @@ PromptItems::Plan PromptItems::PlanItems(std::span<const HeadJob> jobs, int rows
   return plan;
 }
 
-bool PromptItems::HoldPartials(int64_t n_floats) {
-  if (n_floats <= n_floats_) return true;
-  if (partials_ != 0) memory_.Free(partials_);
-  partials_ = memory_.Allocate(n_floats * int64_t{sizeof(float)});
-  n_floats_ = partials_ == 0 ? 0 : n_floats;
-  return partials_ != 0;
+bool PromptItems::Hold(Held* held, int64_t n_bytes) {
+  if (n_bytes <= held->n_bytes) return true;
+  if (held->region != 0) memory_.Free(held->region);
+  held->region = memory_.Allocate(n_bytes);
+  held->n_bytes = held->region == 0 ? 0 : n_bytes;
+  return held->region != 0;
 }
 
 void PromptItems::Attend(std::span<const HeadJob> jobs, float sm_scale) {
-  if (jobs.empty()) return;
-  CudaStream& stream = memory_.stream();
-  PromptParams params = LargestOf(jobs);
-  const int rows = RowsOfItems(jobs, params);
-  Plan plan = PlanItems(jobs, rows, !is_deterministic_);
-  if (!HoldPartials(plan.n_floats)) plan = PlanItems(jobs, rows, /*splits=*/false);
-  std::vector<PromptHead> heads;
-  for (const HeadJob& job : jobs) {
-    heads.push_back(HeadOf(job));
-    params.most_rows = std::max(params.most_rows, std::min(rows, RowCount(job)));
+  const std::vector<PromptPart> parts = PartsOf(jobs);
+  for (size_t begin = 0, end; begin < parts.size(); begin = end) {
+    int64_t n_bytes = RebuiltBytes(parts[begin]);
+    for (end = begin + 1; end < parts.size(); ++end) {
+      n_bytes += RebuiltBytes(parts[end]);
+      if (n_bytes > kMostRebuiltBytes) {
+        n_bytes -= RebuiltBytes(parts[end]);
+        break;
+      }
+    }
+    if (!Hold(&rebuilt_, n_bytes)) {
+      return memory_.stream().Note(cudaErrorMemoryAllocation, "keys of the model for attention");
+    }
+    AttendParts(std::span(parts).subspan(begin, end - begin), sm_scale);
   }
+}
+
+void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale) {
+  CudaStream& stream = memory_.stream();
+  PromptParams params = LargestOf(parts);
+  const int rows = RowsOfItems(parts, params);
+  Plan plan = PlanItems(parts, rows, !is_deterministic_);
+  if (!Hold(&partials_, plan.n_floats * int64_t{sizeof(float)})) {
+    plan = PlanItems(parts, rows, /*splits=*/false);
+  }
+  std::vector<PromptHead> heads;
+  std::vector<Sent> sent;
+  for (const PromptPart& part : parts) {
+    const bool is_sent = !heads.empty() && part.map > 0;  // with the part before
+    sent.push_back(is_sent ? sent.back() : SendBlocks(*part.job));
+    heads.push_back(HeadOf(part, sent.back()));
+    params.most_rows = std::max(params.most_rows, std::min(rows, part.n_rows()));
+  }
+  Rebuild(parts, sent, heads);
   params.base = memory_.base();
   params.heads = stream.Send(std::span<const PromptHead>(heads));
   params.items = stream.Send(std::span<const PromptItem>(plan.items));
@@ -207,7 +347,9 @@ void PromptItems::Attend(std::span<const HeadJob> jobs, float sm_scale) {
   params.splits = stream.Send(std::span<const cuda::PromptSplit>(plan.splits));
   params.n_splits = static_cast<int>(plan.splits.size());
   params.sm_scale = sm_scale;
-  if (partials_ != 0) params.partials = memory_.As<float>(ObjectPlace{{.region = partials_}});
+  if (partials_.region != 0) {
+    params.partials = memory_.As<float>(ObjectPlace{{.region = partials_.region}});
+  }
   params.tables = MakeWindowTables();
   if (params.heads == nullptr || params.items == nullptr) return;  // the stream tells
   cuda::AttendPrompt(stream.get(), params);

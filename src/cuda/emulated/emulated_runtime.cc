@@ -79,11 +79,13 @@ class EmulatedDevice {
     const std::lock_guard lock(mutex_);
     const size_t with_zone = RoundUp(size, kGranule) + kRedZone;
     if (size == 0 || RoundUp(size, kGranule) > n_free()) return nullptr;
-    // First fit.
+    // First fit. Memory of huge pages shares none of them with others, whose edges would break them
+    // up.
+    const size_t alignment = size >= kHugePage ? kHugePage : kGranule;
     size_t offset = 0;
     for (const auto& [begin, taken] : taken_) {
-      if (begin - offset >= with_zone) break;
-      offset = begin + WithZone(taken);
+      if (begin >= offset + with_zone) break;
+      offset = RoundUp(begin + WithZone(taken), alignment);
     }
     if (offset + with_zone > kArenaBytes) return nullptr;
     taken_[offset] = size;

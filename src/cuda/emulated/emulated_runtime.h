@@ -5,8 +5,8 @@
 // on the host ends the program with SIGSEGV. Work runs as late as it may: where the host waits for
 // its stream. What lies between its allocations is not to be touched: AddressSanitizer knows all of
 // it, without it pages that nobody has end the program, and so do 256 bytes behind each allocation
-// once somebody has written them. Copies from pinned memory read it then, so whoever overwrites it before shows. New
-// memory holds NaN.
+// once somebody has written them. Copies from pinned memory read it then, so whoever overwrites it
+// before shows. New memory holds NaN.
 #pragma once
 
 #include <cuda_runtime_api.h>

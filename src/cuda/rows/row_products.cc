@@ -117,20 +117,18 @@ void RowVerbs::MultiplyWidened(const PlacedProduct& p) {
 }
 
 void RowVerbs::MultiplyFew(const PlacedProduct& p) {
-  cuda::MultiplyRows(stream_.get(), {.type = p.type,
-                                     .y_type = p.y_type,
-                                     .accumulate = p.accumulate,
-                                     .one = p.ToRowProduct(),
-                                     .max_rows = static_cast<int>(p.n_rows),
-                                     .max_out = static_cast<int>(p.n_out)});
+  const cuda::RowProduct product = p.ToRowProduct();
+  cuda::MultiplyRows(stream_.get(),
+                     {.type = p.type, .y_type = p.y_type, .accumulate = p.accumulate},
+                     {&product, 1});
 }
 
 void RowVerbs::Multiply(const PlacedProduct& p) {
   if (p.n_rows == 0) return;
   const bool are_rows_of_type = p.x_type == RowsOf(p.type);
-  if (HasBlocks(p.type) && (!are_rows_of_type || (p.n_rows > kFewRows && !deterministic_))) {
-    return MultiplyWidened(p);
-  }
+  const bool reads_blocks = are_rows_of_type && cuda::InQuads(p.ToRowProduct()) &&
+                            (p.n_rows <= kFewRows || deterministic_);
+  if (HasBlocks(p.type) && !reads_blocks) return MultiplyWidened(p);
   KVL_CHECK(are_rows_of_type);
   if (HasBlocks(p.type) || deterministic_) return MultiplyFew(p);
   MultiplyDense(p);
@@ -139,28 +137,19 @@ void RowVerbs::Multiply(const PlacedProduct& p) {
 void RowVerbs::Project(const ProductPlan& plan) { Multiply(Resolve(plan)); }
 
 void RowVerbs::MultiplyHeads(std::span<const PlacedProduct> products) {
-  int64_t max_rows = 0, max_out = 0;
-  std::vector<cuda::RowProduct> items;
-  bool are_alike = true;
-  for (const PlacedProduct& p : products) {
-    max_rows = std::max(max_rows, p.n_rows);
-    max_out = std::max(max_out, p.n_out);
-    are_alike = are_alike && p.type == products.front().type && p.x_type == RowsOf(p.type);
-    items.push_back(p.ToRowProduct());
-  }
-  if (max_rows == 0) return;
-  if (!are_alike || (max_rows > kFewRowsOfHeads && !deterministic_)) {
+  if (products.empty()) return;
+  const PlacedProduct& first = products.front();
+  const bool go_together = std::ranges::all_of(products, [&](const PlacedProduct& p) {
+    return p.type == first.type && p.x_type == RowsOf(p.type) && !HasBlocks(p.type) &&
+           (p.n_rows <= kFewRowsOfHeads || deterministic_);
+  });
+  if (!go_together) {
     for (const PlacedProduct& p : products) Multiply(p);
     return;
   }
-  const cuda::RowProduct* const sent = stream_.Send(std::span<const cuda::RowProduct>(items));
-  if (sent == nullptr) return;
-  cuda::MultiplyRows(stream_.get(), {.type = products.front().type,
-                                     .y_type = products.front().y_type,
-                                     .items = sent,
-                                     .n_items = static_cast<int>(items.size()),
-                                     .max_rows = static_cast<int>(max_rows),
-                                     .max_out = static_cast<int>(max_out)});
+  std::vector<cuda::RowProduct> together;
+  for (const PlacedProduct& p : products) together.push_back(p.ToRowProduct());
+  cuda::MultiplyRows(stream_.get(), {.type = first.type, .y_type = first.y_type}, together);
 }
 
 void RowVerbs::ProjectHeads(const HeadProductsPlan& plan) {

@@ -362,7 +362,7 @@ class Turn {
   }
 
  private:
-  static constexpr int kHeads = 2, kGroup = 3, kDim = 16, kRank = 12, kPositions = 64;
+  static constexpr int kHeads = 2, kGroup = 3, kDim = 16, kRank = 12, kPositions = 160;
   static constexpr int kStride = kHeads * (kGroup + 1) * kDim;
 
   MachineBuffer Rows(int64_t width) const {
@@ -416,7 +416,7 @@ TEST_F(RowVerbsTest, QueriesAndKeysTurnAndAreMapped) {
       {.type = DType::kBf16, .has_offset = true, .has_maps = true, .joins_two = true},
   };
   for (const TurnCase& c : cases) {
-    for (const int n_tokens : {1, 12, 80}) {
+    for (const int n_tokens : {1, 12, 80, 300}) {
       const auto rows_of = [&](bool mapped) {
         return [&, mapped](const Side& side, auto& verbs) {
           Turn turn(c, side, n_tokens);

@@ -115,6 +115,7 @@ void SealSplitRuns(const SplitBitsCodec& codec, const cuda::SealKernelParams& al
 cuda::UniformParams UniformParamsOf(const cuda::SealKernelParams& all, const Codec& codec) {
   const PackedSide k = KeySide(codec), v = ValueSide(codec);
   cuda::UniformParams params = {.all = all, .k = CodedSideOf(k), .v = CodedSideOf(v)};
+  params.has_codebook = k.has_codebook;
   if (k.table != nullptr) {
     params.has_table = true;
     params.steps = k.table->steps;
@@ -194,15 +195,21 @@ std::byte* CudaSealer::Scratch(int64_t n_bytes) {
   return scratch_;
 }
 
-bool CudaSealer::Takes(const SealBatch& batch) {
+bool CudaSealer::Takes(const SealBatch& batch) const {
   const Codec& codec = batch.format.codec;
+  if (std::holds_alternative<CodebookCodec>(codec)) {
+    return std::ranges::all_of(batch.runs, [&](const SealRunPlan& run) {
+      const CudaCodebooks* const books = residents_.At(run.codebooks);
+      return books != nullptr && books->books != nullptr;
+    });
+  }
   return std::holds_alternative<UniformCodec>(codec) || std::holds_alternative<TableCodec>(codec) ||
          std::holds_alternative<SplitBitsCodec>(codec);
 }
 
 void CudaSealer::Seal(const SealBatch& batch) {
   if (batch.runs.empty()) return;
-  SealLists lists(batch);
+  SealLists lists(batch, memory_, &residents_);
   const std::vector<ReportedRun> runs = ReportedRunsOf(batch);
   const int64_t n_scratch = lists.LayOutRepairs(nullptr);
   if (n_scratch > 0) {
@@ -230,7 +237,9 @@ void CudaSealer::Seal(const SealBatch& batch) {
 void CudaSealer::SealRuns(const SealBatch& batch, const SealLists& lists,
                           const cuda::SealKernelParams& params) {
   cuda::CheckRows(stream_.get(), params);
-  cuda::ExactParams exact = {.all = params, .n_heads = lists.n_heads()};
+  cuda::ExactParams exact = {.all = params,
+                             .n_heads = lists.n_heads(),
+                             .has_codebook = KeySide(batch.format.codec).has_codebook};
   if (lists.has_exact()) {
     if (!SendPlaces(&stream_, lists.layer_places(), &exact.layer_places, &exact.n_layer_places)) {
       return;

@@ -7,6 +7,7 @@
 
 #include "cuda/memory/cuda_device.h"
 #include "cuda/memory/cuda_stream.h"
+#include "cuda/residents/cuda_residents.h"
 #include "cuda/seal/row_flags.h"
 #include "cuda/seal/seal_lists.h"
 #include "machine/backend.h"
@@ -16,16 +17,16 @@ namespace kvlathe {
 
 class CudaSealer {
  public:
-  // Blocks lie in the devices that plans name, which are CudaDevices. The stream outlives the
-  // sealer.
-  explicit CudaSealer(CudaStream* stream) : stream_(*stream), flags_(stream) {}
-
+  // Blocks lie in the devices that plans name, which are CudaDevices; `memory` has the angles of
+  // rotations. All outlive the sealer.
+  CudaSealer(CudaStream* stream, const CudaDevice* memory, const CudaResidents* residents)
+      : stream_(*stream), memory_(*memory), residents_(*residents), flags_(stream) {}
   ~CudaSealer();
   CudaSealer(const CudaSealer&) = delete;
   CudaSealer& operator=(const CudaSealer&) = delete;
 
   // Whether there are kernels for such runs. Another machine has to seal the others.
-  static bool Takes(const SealBatch& batch);
+  bool Takes(const SealBatch& batch) const;
   // A batch that it takes.
   void Seal(const SealBatch& batch);
   // Waits for the GPU, and adds the sequences whose rows were not finite since the last call:
@@ -45,6 +46,8 @@ class CudaSealer {
                 const cuda::SealKernelParams& params);
 
   CudaStream& stream_;
+  const CudaDevice& memory_;
+  const CudaResidents& residents_;
   RowFlags flags_;
   std::byte* scratch_ = nullptr;
   int64_t n_scratch_ = 0;

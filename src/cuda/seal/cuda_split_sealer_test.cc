@@ -2,6 +2,9 @@
 // byte.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -100,6 +103,50 @@ TEST(CudaSplitSealerTest, ChannelsWithoutCodes) {
   p.packed_shape = MakePackedShape(p.format, p.shape, p.bits,
                                    {.layer_rank_v = p.shape.rank_v, .n_blocks = p.head.n_blocks});
   ExpectThoseOfTheCpu(&device, &p);
+}
+
+void SetKey(SplitProblem* p, int token, int channel, float value) {
+  std::memcpy(const_cast<std::byte*>(p->blocks[0]) + 4 * KeyOffset(token, channel), &value, 4);
+}
+
+// A float whose bits are half way between those of two others of the same sign.
+float Between(float a, float b) {
+  return std::bit_cast<float>(static_cast<uint32_t>(
+      (uint64_t{std::bit_cast<uint32_t>(a)} + std::bit_cast<uint32_t>(b)) / 2));
+}
+
+// Rows of which two scales lose as much but for rounding: found by halving the sizes between which
+// the CPU changes its mind. A product that is fused with a sum shows in what is chosen.
+TEST(CudaSplitSealerTest, RowsBetweenTwoScales) {
+  SealDevice device;
+  SplitProblem p({{16, 0, 32, 48, 32, 64}, {0, 0, 0, 0, 0, 16}, 1, 0, 0, false, true}, DType::kF32,
+                 11);
+  const std::vector<float> rows = p.k;
+  const int rank = p.shape.rank_k;
+  std::vector<float> low(kBlockSize, 1.0f), high(kBlockSize, 1.06f);
+  const auto seal = [&](const std::vector<float>& sizes) {
+    for (int t = 0; t < kBlockSize; ++t) {
+      for (int c = 0; c < rank; ++c) SetKey(&p, t, c, sizes[t] * rows[t * rank + c]);
+    }
+    EXPECT_TRUE(p.Seal(AvailableIsas().back()).ok());
+    return BytesAt(p.packed_block(0) + KeyTokenScaleOffset(p.packed_shape), kBlockSize);
+  };
+  const auto at_low = seal(low);
+  for (int step = 0; step < 20; ++step) {
+    std::vector<float> middle(kBlockSize);
+    for (int t = 0; t < kBlockSize; ++t) middle[t] = Between(low[t], high[t]);
+    const auto scales = seal(middle);
+    for (int t = 0; t < kBlockSize; ++t) {
+      (scales[t] == at_low[t] ? low : high)[t] = middle[t];
+    }
+  }
+  int n_changes = 0;
+  for (const bool is_high : {false, true}) {
+    const auto scales = seal(is_high ? high : low);
+    for (int t = 0; t < kBlockSize; ++t) n_changes += is_high && scales[t] != at_low[t] ? 1 : 0;
+    ExpectThoseOfTheCpu(&device, &p);
+  }
+  EXPECT_GT(n_changes, kBlockSize / 2);
 }
 
 TEST(CudaSplitSealerTest, RefusesNan) {

@@ -48,6 +48,11 @@ cuda::SealedRepairs ValueRepairsOf(const PackedShape& s) {
           .b_offset = ValueBasisOffset(s)};
 }
 
+bool HasExact(const cuda::SealedHeadRun& head, bool is_key) {
+  return (is_key ? head.k : head.v).repairs.n_outliers > 0 ||
+         (is_key && head.model.n_key_entries > 0);
+}
+
 // Bytes of `n` items, so that what follows is aligned.
 template <typename T>
 int64_t PartBytes(int64_t n) {
@@ -106,7 +111,25 @@ PackedShape ShapeOf(const SealBatch& batch, const SealRunPlan& run, const SealHe
   return MakePackedShape(batch.format, rows, head.storage, of_layer);
 }
 
-SealLists::SealLists(const SealBatch& batch) {
+cuda::SealedModel SealLists::ModelOf(const SealBatch& batch, const SealRunPlan& run,
+                                     int head) const {
+  const CudaCodebooks& books = *residents_->At(run.codebooks);
+  cuda::SealedModel model = {
+      .books = books.books,
+      .key_scales = books.key_scales[head],
+      .n_key_entries = static_cast<int>(ShapeOf(batch, run, run.heads[head]).n_key_entries())};
+  if (batch.format.seals_keys_before_rope()) {
+    model.cos = memory_.As<const float>(run.rotation.cos);
+    model.sin = memory_.As<const float>(run.rotation.sin);
+    model.half = run.rotation.half;
+    model.way_back = run.rotation.way_back;
+  }
+  return model;
+}
+
+SealLists::SealLists(const SealBatch& batch, const CudaDevice& memory,
+                     const CudaResidents* residents)
+    : memory_(memory), residents_(residents) {
   for (const SealRunPlan& run : batch.runs) AddRun(batch, run);
 }
 
@@ -116,7 +139,10 @@ void SealLists::AddRun(const SealBatch& batch, const SealRunPlan& run) {
   uint64_t draws_in_run = 0;
   for (const SealHeadPlan& head : run.heads) {
     cuda::SealedHeadRun& added = heads_.emplace_back(HeadRunOf(ShapeOf(batch, run, head)));
-    has_exact_ = has_exact_ || added.k.repairs.n_outliers > 0 || added.v.repairs.n_outliers > 0;
+    if (KeySide(batch.format.codec).has_codebook) {
+      added.model = ModelOf(batch, run, static_cast<int>(draws_in_run));
+    }
+    has_exact_ = has_exact_ || HasExact(added, true) || HasExact(added, false);
     has_lowrank_ = has_lowrank_ || added.k.repairs.lowrank > 0;
     draws_.push_back({run.seed, static_cast<uint64_t>(run.first_head) + draws_in_run++});
     added.record = cache.At(head.record);
@@ -155,7 +181,7 @@ int64_t SealLists::LayOutRepairs(std::byte* scratch) {
     for (const bool is_key : {true, false}) {
       cuda::SealedSide& side = is_key ? heads_[h].k : heads_[h].v;
       const int64_t n = int64_t{heads_[h].n_blocks} * kBlockSize * side.rank;
-      const bool has_exact = side.repairs.n_outliers > 0, has_factors = side.repairs.lowrank > 0;
+      const bool has_exact = HasExact(heads_[h], is_key), has_factors = side.repairs.lowrank > 0;
       if (has_exact) {
         side.repairs.exact = reinterpret_cast<uint32_t*>(take(PartBytes<uint32_t>(n / 32)));
       }

@@ -9,7 +9,9 @@
 
 #include "cuda/kernels/seal/lowrank.h"
 #include "cuda/kernels/seal/sealed_head.h"
+#include "cuda/memory/cuda_device.h"
 #include "cuda/memory/cuda_stream.h"
+#include "cuda/residents/cuda_residents.h"
 #include "format/packed_layout.h"
 #include "machine/plans.h"
 
@@ -20,7 +22,8 @@ PackedShape ShapeOf(const SealBatch& batch, const SealRunPlan& run, const SealHe
 
 class SealLists {
  public:
-  explicit SealLists(const SealBatch& batch);
+  // `memory` has the angles of rotations. `residents` may be null where the batch has no codebooks.
+  SealLists(const SealBatch& batch, const CudaDevice& memory, const CudaResidents* residents);
 
   // Sends all lists to the device and sets them in the parameters of kernels. False where the
   // system has no memory for them, which the stream's Finish tells.
@@ -44,6 +47,7 @@ class SealLists {
 
  private:
   void AddRun(const SealBatch& batch, const SealRunPlan& run);
+  cuda::SealedModel ModelOf(const SealBatch& batch, const SealRunPlan& run, int head) const;
   void AddBlocks(const SealRunPlan& run, const SealHeadPlan& head);
 
   // What draws the start of a head's factors.
@@ -58,6 +62,8 @@ class SealLists {
     std::byte* scratch = nullptr;
   };
 
+  const CudaDevice& memory_;
+  const CudaResidents* residents_;
   bool has_exact_ = false, has_lowrank_ = false;
   std::vector<cuda::SealedHeadRun> heads_;
   std::vector<Draw> draws_;  // [heads]

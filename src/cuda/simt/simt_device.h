@@ -8,6 +8,8 @@
 #include <cstdint>
 
 #define KVL_KERNEL(...) __global__ void __launch_bounds__(__VA_ARGS__)
+// The same, with so few registers that `blocks` blocks of threads fit on a multiprocessor.
+#define KVL_KERNEL_AT(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
 #define KVL_DEVICE __device__ __forceinline__
 #define KVL_PARAMS(type) const __grid_constant__ type
 // Before a loop: whether its rounds are laid out one behind the other.

@@ -19,6 +19,12 @@ namespace {
   std::abort();
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t kSharedZone = 0;
+#else
+constexpr size_t kSharedZone = 256;
+#endif
+
 struct Copy {
   void* to;
   const void* from;
@@ -151,11 +157,12 @@ void Runner::RunBlock(const LaunchShape& shape, int block, int block_y,
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
-  // Of exactly this size, so that AddressSanitizer sees who goes beyond it.
+  // Of exactly this size, so that AddressSanitizer sees who goes beyond it; without it, bytes
+  // behind are looked at when the block has ended.
   void* memory = nullptr;
-  KVL_CHECK_EQ(posix_memalign(&memory, 128, static_cast<size_t>(shape.shared_bytes)), 0);
+  KVL_CHECK_EQ(posix_memalign(&memory, 128, shape.shared_bytes + kSharedZone), 0);
   const std::unique_ptr<std::byte, Free> shared(static_cast<std::byte*>(memory));
-  std::memset(shared.get(), 0xff, shape.shared_bytes);
+  std::memset(shared.get(), 0xff, shape.shared_bytes + kSharedZone);
   place_ = {.n_threads = shape.n_threads,
             .block = block,
             .block_y = block_y,
@@ -193,6 +200,11 @@ void Runner::RunBlock(const LaunchShape& shape, int block, int block_y,
     if (n_left > 0 && !has_moved_) Fail("threads wait for others that have ended");
   }
   AcquireFrom(&end_);
+  for (size_t i = 0; i < kSharedZone; ++i) {
+    if (shared.get()[shape.shared_bytes + i] != std::byte{0xff}) {
+      Fail("a thread of this block wrote behind its shared memory");
+    }
+  }
 }
 
 }  // namespace

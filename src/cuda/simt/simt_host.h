@@ -15,6 +15,8 @@
 #include "cuda/simt/mma_host.h"
 
 #define KVL_KERNEL(...) void
+// The same, with so few registers that `blocks` blocks of threads fit on a multiprocessor.
+#define KVL_KERNEL_AT(threads, blocks) void
 #define KVL_DEVICE inline
 #define KVL_PARAMS(type) const type
 // Before a loop: whether its rounds are laid out one behind the other.

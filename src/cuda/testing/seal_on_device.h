@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "base/check.h"
+#include "cpu/kernels/residents/cpu_residents.h"
+#include "cpu/memory/cpu_device.h"
 #include "cuda/memory/cuda_device.h"
 #include "cuda/memory/cuda_stream.h"
+#include "cuda/residents/cuda_residents.h"
 #include "cuda/seal/cuda_sealer.h"
 #include "machine/backend.h"
 #include "machine/plans.h"
@@ -26,10 +29,12 @@ class SealDevice {
     auto memory = CudaDevice::Create(stream_.get(), int64_t{512} << 20);
     KVL_CHECK(memory.ok());
     memory_ = std::move(memory).value();
+    residents_ = std::make_unique<CudaResidents>(memory_.get(), &host_residents_);
   }
 
   CudaStream* stream() const { return stream_.get(); }
   CudaDevice* memory() const { return memory_.get(); }
+  CudaResidents* residents() const { return residents_.get(); }
 
   // A new object that holds the bytes; null where there are none.
   ObjectId Put(const std::vector<std::byte>& bytes) {
@@ -53,6 +58,9 @@ class SealDevice {
  private:
   std::unique_ptr<CudaStream> stream_;
   std::unique_ptr<CudaDevice> memory_;
+  CpuDevice host_;
+  CpuResidents host_residents_{&host_};
+  std::unique_ptr<CudaResidents> residents_;
   std::vector<uint32_t> regions_;
 };
 
@@ -116,8 +124,8 @@ inline std::vector<StepReport::Failure> SealOnDevice(SealDevice* device, SealBat
   std::vector<SealRunPlan> plans;
   for (RunOnDevice* run : runs) plans.push_back(run->Put(device));
   batch.runs = plans;
-  CudaSealer sealer(device->stream());
-  KVL_CHECK(CudaSealer::Takes(batch));
+  CudaSealer sealer(device->stream(), device->memory(), device->residents());
+  KVL_CHECK(sealer.Takes(batch));
   sealer.Seal(batch);
   StepReport report;
   sealer.Report(&report);

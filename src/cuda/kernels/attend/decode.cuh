@@ -503,7 +503,7 @@ class DecodeItemRunner {
       return;
     }
     const float of_row = FloatsAt(at_.sums)[row];
-    Store(row, channel, of_row > 0 ? sum / of_row : 0);
+    Store(row, channel, of_row == 0 ? 0 : sum / of_row);
   }
   KVL_DEVICE void Store(int row, int channel, float x) {
     StoreOutput(job_, item_.row_begin + row, channel, x);
@@ -576,7 +576,7 @@ KVL_KERNEL(128) MergeSplitsKernel(KVL_PARAMS(DecodeParams) p) {
              parts[part * part_floats + int64_t{row} * job.width + channel];
       }
     }
-    DecodeItemRunner<1>::StoreOutput(job, split.row_begin + row, channel, sum > 0 ? o / sum : 0);
+    DecodeItemRunner<1>::StoreOutput(job, split.row_begin + row, channel, sum == 0 ? 0 : o / sum);
   }
   if (job.scores != nullptr && simt::ThreadIdx() == 0) {
     DecodeItemRunner<1>::StoreSums(job, split.row_begin + row, most, sum);

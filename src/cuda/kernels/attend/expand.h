@@ -12,6 +12,9 @@
 
 namespace kvlathe::cuda {
 
+// Places of blocks count in steps of so many bytes (kDeviceAlignment of machine/object_id.h).
+inline constexpr int64_t kPlaceBytes = 64;
+
 // How numbers become values.
 enum class CodeKind : uint8_t {
   kNumbers,    // of a fixed width, with scales and minima in F16 (format/uniform)

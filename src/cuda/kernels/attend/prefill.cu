@@ -1,11 +1,11 @@
 #include <algorithm>
 
+#include "cuda/kernels/attend/block_finder.cuh"
 #include "cuda/kernels/attend/expand.cuh"
 #include "cuda/kernels/attend/prefill.h"
 #include "cuda/kernels/attend/prefill_merge.h"
 #include "cuda/kernels/attend/tile.cuh"
 #include "cuda/simt/launch.h"
-#include "machine/object_id.h"
 
 namespace kvlathe::cuda {
 namespace {
@@ -33,20 +33,31 @@ struct SharedPlaces {
   }
 };
 
-// Rows of BF16 side by side in shared memory, zeros behind the n_rows first. Rows may begin
-// anywhere.
-KVL_DEVICE void StageQueries(const uint16_t* q, int64_t stride, int rank, int n_rows,
-                             uint16_t* to) {
-  const bool is_aligned = reinterpret_cast<uintptr_t>(q) % sizeof(Words4) == 0 && stride % 8 == 0;
+// Where the queries of a head are: that of row t * gqa_group + h is t token strides and h row
+// strides behind the first.
+struct QueryRows {
+  const uint16_t* first;
+  int64_t token_stride, row_stride;
+  int gqa_group;
+
+  KVL_DEVICE const uint16_t* Of(int row) const {
+    return first + row / gqa_group * token_stride + row % gqa_group * row_stride;
+  }
+};
+
+// The queries of an item side by side in shared memory, zeros behind them. They may begin anywhere.
+KVL_DEVICE void StageQueries(const QueryRows& q, int rank, const PromptItem& item, uint16_t* to) {
   const int rows = WarpCount() * kRowsOfWarp, pieces = rank / 8;
   for (int at = ThreadIdx(); at < rows * pieces; at += BlockDim()) {
     const int row = at / pieces, first = at % pieces * 8;
     Words4 piece = {};
-    const uint16_t* const from = q + row * stride + first;
-    if (row < n_rows && is_aligned) {
-      piece = LoadWords4(from);
-    } else if (row < n_rows) {
-      for (int i = 0; i < 4; ++i) piece.x[i] = from[2 * i] | uint32_t{from[2 * i + 1]} << 16;
+    if (row < item.n_rows) {
+      const uint16_t* const from = q.Of(item.row_begin + row) + first;
+      if (reinterpret_cast<uintptr_t>(from) % sizeof(piece) == 0) {
+        piece = LoadWords4(from);
+      } else {
+        for (int i = 0; i < 4; ++i) piece.x[i] = from[2 * i] | uint32_t{from[2 * i + 1]} << 16;
+      }
     }
     *reinterpret_cast<Words4*>(to + row * QueryStride(rank) + first) = piece;
   }
@@ -75,30 +86,6 @@ KVL_DEVICE void StageSinkValues(const uint16_t* values, int width, int first, in
     v[token / 2 * ValueStride(width) + r] = pair;
   }
 }
-
-// A block of a head, and the run that holds it.
-struct BlockPlace {
-  const std::byte* block = nullptr;
-  const ExpandRun* run = nullptr;  // null: the block is plain
-  int block_idx = 0;               // in the run
-};
-
-// Blocks of a head in ascending order.
-struct BlockFinder {
-  const PromptHead& head;
-  const std::byte* base;
-  int run_idx;  // where it begins to look
-
-  KVL_DEVICE BlockPlace Find(int block) {
-    const std::byte* const at = base + int64_t{head.blocks[block]} * kDeviceAlignment;
-    while (run_idx < head.n_runs) {
-      const ExpandRun& run = head.runs[run_idx];
-      if (block < run.first_block + run.n_blocks) return {at, &run, block - run.first_block};
-      ++run_idx;
-    }
-    return {at};
-  }
-};
 
 // What rows of a warp see of entries that tokens see in turn.
 struct Visibility {
@@ -140,6 +127,15 @@ KVL_DEVICE void HideUnseenOf(const WarpRows& rows, const Visibility& visibility,
   HideUnseen(seen, s);
 }
 
+// Entries of an item that rows pass over: its sink, or those of its blocks.
+struct Stretch {
+  bool is_sink;
+  Visibility seen_by;
+  int begin, end;
+  int rank_k, rank_v;
+  QueryRows q;
+};
+
 // What a block of threads does for its item.
 template <int kChannels>
 struct PromptWork {
@@ -149,97 +145,94 @@ struct PromptWork {
   const PromptHead& head;
   uint16_t* q;
   TileMemory tile;
-  uint16_t* windows;
   int first_channel;
   WarpRows rows;
   RowSums<kChannels>& sums;
 
-  KVL_DEVICE float scale() const { return p.sm_scale * kLog2E; }
-  KVL_DEVICE const uint16_t* own_q(int rank) const {
-    return q + WarpIdx() * kRowsOfWarp * QueryStride(rank);
+  KVL_DEVICE Stretch SinkStretch() const {
+    return {.is_sink = true,
+            .seen_by = {head.sinks_visible, head.sink_window, head.gqa_group, head.n_sinks},
+            .begin = 0,
+            .end = item.entry_begin == 0 ? head.n_sinks : 0,
+            .rank_k = head.head_dim,
+            .rank_v = head.width,
+            .q = {head.q_full, head.q_full_token_stride, head.q_full_stride, head.gqa_group}};
   }
-  KVL_DEVICE void AddValues(const float (&s)[kScoreTiles][4], int rank) {
-    sums.AddValues(s, tile.v + first_channel, ValueStride(rank), rank - first_channel);
-  }
-
-  KVL_DEVICE void AttendSinks() {
-    const uint16_t* const rows_of_q = head.q_full + item.row_begin * head.q_full_stride;
-    StageQueries(rows_of_q, head.q_full_stride, head.head_dim, item.n_rows, q);
-    const Visibility visibility = {head.sinks_visible, head.sink_window, head.gqa_group,
-                                   head.n_sinks};
-    for (int begin = 0; begin < head.n_sinks; begin += kBlockSize) {
-      StageSinkKeys(head.sink_k, head.head_dim, begin, head.n_sinks, tile.k);
-      StageSinkValues(head.sink_v, head.width, begin, head.n_sinks, tile.v);
-      SyncBlock();
-      if (rows.Sees(visibility, begin)) {
-        float s[kScoreTiles][4];
-        FindScores<kSteps>(own_q(head.head_dim), tile.k, head.head_dim, s);
-        HideUnseenOf(rows, visibility, begin, s);
-        sums.Weigh(scale(), s);
-        AddValues(s, head.width);
-      }
-      SyncBlock();
-    }
+  // The entries of the item that a row sees, from a whole block on.
+  KVL_DEVICE Stretch BlockStretch() const {
+    const Visibility seen_by = {head.first_visible, head.window, head.gqa_group, item.entry_end};
+    const int begin = seen_by.Of(item.row_begin, 0).begin / kBlockSize * kBlockSize;
+    return {.is_sink = false,
+            .seen_by = seen_by,
+            .begin = begin > item.entry_begin ? begin : item.entry_begin,
+            .end = seen_by.Of(item.row_begin + item.n_rows - 1, 0).end,
+            .rank_k = head.rank_k,
+            .rank_v = head.rank_v,
+            .q = {head.q, head.q_token_stride, head.q_stride, head.gqa_group}};
   }
 
-  KVL_DEVICE void BringKeys(const BlockPlace& at) {
-    if (at.run == nullptr) return CopyPlainKeys(at.block, head.rank_k, tile.k);
+  // Whether keys are copied as they lie.
+  KVL_DEVICE bool CopiesKeys(const Stretch& x, const BlockPlace& at) const {
+    return !x.is_sink && (head.rebuilt_keys != nullptr || at.run == nullptr);
+  }
+  KVL_DEVICE void CopyKeys(const BlockPlace& at, int entry) const {
+    const std::byte* const rebuilt = head.rebuilt_keys;
+    const int64_t offset = int64_t{2} * entry * head.rank_k;
+    CopyPlainKeys(rebuilt == nullptr ? at.block : rebuilt + offset, head.rank_k, tile.k);
+  }
+  KVL_DEVICE void MakeKeys(const Stretch& x, const BlockPlace& at, int entry) const {
+    if (x.is_sink) return StageSinkKeys(head.sink_k, x.rank_k, entry, head.n_sinks, tile.k);
     ExpandBlock<true>(*at.run, at.block, at.block_idx, tile);
   }
-  KVL_DEVICE void BringValues(const BlockPlace& at, int n_valid) {
+  KVL_DEVICE void BringValues(const Stretch& x, const BlockPlace& at, int entry) const {
+    if (x.is_sink) return StageSinkValues(head.sink_v, x.rank_v, entry, head.n_sinks, tile.v);
     if (at.run == nullptr) {
-      const std::byte* const values = at.block + int64_t{2} * kBlockSize * head.rank_k;
-      return CopyPlainValues(values, head.rank_v, n_valid, tile.v);
+      const std::byte* const values = at.block + int64_t{2} * kBlockSize * head.stored_rank_k;
+      const int n_left = x.end - entry;
+      return CopyPlainValues(values, x.rank_v, n_left < kBlockSize ? n_left : kBlockSize, tile.v);
     }
     if (at.run->has_one_side) return CopyKeysToValues(at.run->v, tile);
     ExpandBlock<false>(*at.run, at.block, at.block_idx, tile);
   }
 
-  // The entries of the item that a row sees, from a whole block on.
-  KVL_DEVICE SeenTokens SeenEntries(const Visibility& visibility) const {
-    const int begin = visibility.Of(item.row_begin, 0).begin / kBlockSize * kBlockSize;
-    return {begin > item.entry_begin ? begin : item.entry_begin,
-            visibility.Of(item.row_begin + item.n_rows - 1, 0).end};
-  }
-
-  KVL_DEVICE void AttendBlocks() {
-    const Visibility visibility = {head.first_visible, head.window, head.gqa_group, item.entry_end};
-    const SeenTokens seen = SeenEntries(visibility);
-    if (seen.begin >= seen.end) return;
-    StageQueries(head.q + item.row_begin * head.q_stride, head.q_stride, head.rank_k, item.n_rows,
-                 q);
-    BlockFinder finder = {head, p.base, item.first_run};
-    BlockPlace at = finder.Find(seen.begin / kBlockSize);
-    BringKeys(at);
+  KVL_DEVICE void Attend(const Stretch& x) {
+    if (x.begin >= x.end) return;
+    SyncBlock();  // the stretch before is done with
+    StageQueries(x.q, x.rank_k, item, q);
+    const uint16_t* const own_q = q + WarpIdx() * kRowsOfWarp * QueryStride(x.rank_k);
+    BlockFinder finder = {head.blocks, head.runs, head.n_runs, p.base, item.first_run};
+    BlockPlace at;
+    if (!x.is_sink) at = finder.Find(x.begin / kBlockSize);
+    if (CopiesKeys(x, at)) CopyKeys(at, x.begin);
     CommitCopies();
-    for (int begin = seen.begin; begin < seen.end; begin += kBlockSize) {
-      const int next = begin + kBlockSize;
-      const bool sees = rows.Sees(visibility, begin);
+    for (int begin = x.begin; begin < x.end; begin += kBlockSize) {
+      if (!CopiesKeys(x, at)) MakeKeys(x, at, begin);
       WaitCopies<0>();
       SyncBlock();  // keys are there, and the values before are done with
-      BringValues(at, seen.end < next ? seen.end - begin : kBlockSize);
+      BringValues(x, at, begin);
       CommitCopies();
+      const bool sees = rows.Sees(x.seen_by, begin), has_run = at.run != nullptr;
       float s[kScoreTiles][4];
       if (sees) {
-        FindScores<kSteps>(own_q(head.rank_k), tile.k, head.rank_k, s);
-        if (at.run != nullptr && at.run->k.has_token_scales) ScaleByTokens(tile.k_scales, s);
+        FindScores<kSteps>(own_q, tile.k, x.rank_k, s);
+        const bool scales = has_run && at.run->k.has_token_scales && head.rebuilt_keys == nullptr;
+        if (scales) ScaleByTokens(tile.k_scales, s);
       }
       WaitCopies<0>();
       SyncBlock();  // values are there, and the keys are done with
-      const bool scales_values = at.run != nullptr && at.run->v.has_token_scales;
-      if (next < seen.end) {
+      const bool scales_values = has_run && at.run->v.has_token_scales;
+      const int next = begin + kBlockSize;
+      if (next < x.end && !x.is_sink) {  // copies go on beside the products
         at = finder.Find(next / kBlockSize);
-        BringKeys(at);
+        if (CopiesKeys(x, at)) CopyKeys(at, next);
       }
       CommitCopies();
-      if (sees) {
-        HideUnseenOf(rows, visibility, begin, s);
-        sums.Weigh(scale(), s);
-        if (scales_values) ScaleByTokens(tile.v_scales, s);
-        AddValues(s, head.rank_v);
-      }
+      if (!sees) continue;
+      HideUnseenOf(rows, x.seen_by, begin, s);
+      sums.Weigh(p.sm_scale * kLog2E, s);
+      if (scales_values) ScaleByTokens(tile.v_scales, s);
+      sums.AddValues(s, tile.v + first_channel, ValueStride(x.rank_v), x.rank_v - first_channel);
     }
-    WaitCopies<0>();
   }
 
   // Where a channel of a row is in the output.
@@ -321,12 +314,7 @@ PromptKernel(KVL_PARAMS(PromptParams) p) {
       SharedPlaces::Of(WarpCount() * kRowsOfWarp, p.most_rank_k, p.most_rank_v);
   std::byte* const shared = Shared();
   auto* const windows = reinterpret_cast<uint16_t*>(shared + places.windows);
-  if (head.n_runs > 0) {
-    const int unit = head.runs[0].k.has_token_scales ? 1 : 0;
-    const uint16_t* const values = &p.tables.values[unit][0][0];
-    for (int i = ThreadIdx(); i < 5 * 64; i += BlockDim()) windows[i] = values[i];
-    SyncBlock();
-  }
+  StageWindows(head.runs, head.n_runs, p.tables, windows);
   const int first_row = WarpIdx() * kRowsOfWarp;
   RowSums<kChannels> sums;
   sums.Clear();
@@ -338,12 +326,11 @@ PromptKernel(KVL_PARAMS(PromptParams) p) {
                                  reinterpret_cast<uint32_t*>(shared + places.v),
                                  reinterpret_cast<float*>(shared + places.k_scales),
                                  reinterpret_cast<float*>(shared + places.v_scales), windows},
-                                windows,
                                 first_channel,
                                 {item.row_begin + first_row, item.n_rows - first_row},
                                 sums};
-  if (item.entry_begin == 0 && head.n_sinks > 0) work.AttendSinks();
-  work.AttendBlocks();
+#pragma unroll 1
+  for (int i = 0; i < 2; ++i) work.Attend(i == 0 ? work.SinkStretch() : work.BlockStretch());
   work.Finish();
 }
 

@@ -21,15 +21,23 @@ struct PromptHead {
   int rank_v = 0;
   int width = 0;  // of an output row, at least rank_v
   int gqa_group = 1;
-  const uint16_t* q = nullptr;  // [n_rows, rank_k], not scaled
+  int stored_rank_k = 0;  // of K of plain blocks: rank_k where keys are not rebuilt
+  // Not scaled, of rank_k numbers: that of row t * gqa_group + h is t token strides and h strides
+  // behind the first.
+  const uint16_t* q = nullptr;
   int64_t q_stride = 0;
-  const uint32_t* blocks = nullptr;  // places, in steps of kDeviceAlignment bytes from the base
+  int64_t q_token_stride = 0;
+  const uint32_t* blocks = nullptr;  // places, in steps of kPlaceBytes from the base
   const ExpandRun* runs = nullptr;   // one after the other from the first block
   int n_runs = 0;                    // blocks behind them are plain
+  // K of all blocks, as RebuildHead::keys (rebuild.h); null: K is read from the blocks.
+  const std::byte* rebuilt_keys = nullptr;
   int first_visible = 0;
-  int window = 0;                    // at least 1, or 0: all
-  const uint16_t* q_full = nullptr;  // [n_rows, head_dim]
+  int window = 0;  // at least 1, or 0: all
+  // Where there are sinks: likewise, of head_dim numbers.
+  const uint16_t* q_full = nullptr;
   int64_t q_full_stride = 0;
+  int64_t q_full_token_stride = 0;
   int head_dim = 0;
   const uint16_t* sink_k = nullptr;  // [n_sinks, head_dim]
   const uint16_t* sink_v = nullptr;  // [n_sinks, width]
@@ -51,9 +59,15 @@ struct PromptItem {
   int entry_begin = 0;  // multiple of kBlockSize; the item of entry 0 adds the sinks
   int entry_end = 0;
   int first_run = 0;  // of the head: that of the first entry that is read, or an earlier one
-  // Where in `partials` the partial result goes (PartialFloats); -1: the item finishes its rows.
+  // Where in `partials` the partial result goes (PromptPartialFloats); -1: the item finishes its
+  // rows.
   int64_t partial_offset = -1;
 };
+
+// As PartialFloats (machine/attention/plan.h), whose header is not for compilers of GPUs.
+constexpr int64_t PromptPartialFloats(int n_rows, int width) {
+  return int64_t{n_rows} * width + 2 * ((int64_t{n_rows} + 15) / 16 * 16);
+}
 
 // Rows whose entries several items share. Their partial results follow each other.
 struct PromptSplit {

@@ -1,6 +1,5 @@
 #include "cuda/kernels/attend/prefill_merge.h"
 #include "cuda/simt/launch.h"
-#include "machine/attention/plan.h"
 
 namespace kvlathe::cuda {
 namespace {
@@ -16,7 +15,7 @@ KVL_KERNEL(kThreads) MergeKernel(KVL_PARAMS(PromptParams) p) {
   const PromptHead& head = p.heads[split.head];
   const int row = BlockIdxY();
   if (row >= split.n_rows) return;
-  const int64_t n_floats = PartialFloats(split.n_rows, head.width);
+  const int64_t n_floats = PromptPartialFloats(split.n_rows, head.width);
   const float* const parts = p.partials + split.partial_offset;
   const float* const maxima = parts + int64_t{split.n_rows} * head.width + row;
   const float* const sums = maxima + (split.n_rows + 15) / 16 * 16;

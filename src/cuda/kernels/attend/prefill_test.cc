@@ -101,8 +101,10 @@ class OnDevice {
             .rank_v = problem_.shape.rank_v,
             .width = problem_.shape.rank_v,
             .gqa_group = problem_.gqa_group,
+            .stored_rank_k = problem_.shape.rank_k,
             .q = q_.data(),
             .q_stride = problem_.q_stride,
+            .q_token_stride = problem_.gqa_group * problem_.q_stride,
             .blocks = blocks_.data(),
             .runs = runs_ == nullptr ? nullptr : runs_->data(),
             .n_runs = runs_ == nullptr ? 0 : static_cast<int>(runs_->size()),
@@ -437,6 +439,7 @@ SinkOutput RunWithSink(const Problem& problem, const SinkShape& sink) {
   head.width = sink.width;
   head.q_full = q.data();
   head.q_full_stride = head.head_dim = sink.head_dim;
+  head.q_full_token_stride = problem.gqa_group * head.q_full_stride;
   head.sink_k = k.data();
   head.sink_v = v.data();
   head.n_sinks = sink.n;

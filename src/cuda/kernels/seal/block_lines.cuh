@@ -59,6 +59,22 @@ struct BlockLines {
   }
 };
 
+// The lane's number of a line as it is sealed: keys of a rotation turn back first (TurnKeysBack).
+KVL_DEVICE float SealedNumber(const SealedHeadRun& head, const BlockLines& lines, int block,
+                              int pair, int line) {
+  const SealedModel& model = head.model;
+  const float x = lines.Number(pair, line);
+  if (!lines.is_key || pair >= model.half) return x;
+  const bool is_first = 2 * pair < model.half;
+  const int first = is_first ? pair : pair - model.half / 2;
+  const float other = lines.Number(is_first ? pair + model.half / 2 : first, line);
+  const int64_t at =
+      (int64_t{block} * model.half / 2 + first) * 2 * kBlockSize + 32 * line + simt::Lane();
+  const float c = model.way_back * model.cos[at];
+  const float s = model.way_back * -1.0f * model.sin[at];
+  return is_first ? x * c - other * s : x * c + other * s;
+}
+
 // Whether the lane's word of a line of a block is kept exactly. `at` is BlockLines::LineAt.
 KVL_DEVICE bool IsExact(const SealedSide& side, int block, int at) {
   const uint32_t* const exact = side.repairs.exact;

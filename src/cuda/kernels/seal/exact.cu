@@ -1,3 +1,6 @@
+#include <cmath>
+
+#include "cuda/kernels/seal/bisection.cuh"
 #include "cuda/kernels/seal/block_lines.cuh"
 #include "cuda/kernels/seal/exact.h"
 #include "cuda/kernels/seal/f16.cuh"
@@ -63,41 +66,11 @@ struct ValueColumns {
   }
 };
 
-// The bits of a value as an integer in the order of the values; both zeros are 0. Halves have no
-// lower bits.
-KVL_DEVICE int32_t OrderedKey(float x, int n_lower_bits) {
-  const int32_t bits = std::bit_cast<int32_t>(x) >> n_lower_bits;
-  const int32_t key = bits ^ ((bits >> 31) & (0x7fffffff >> n_lower_bits));
-  return key == -1 ? 0 : key;
-}
-KVL_DEVICE float ValueOf(int64_t key, int n_lower_bits) {
-  const auto of_key = static_cast<int32_t>(key);
-  const int32_t bits = of_key < 0 ? of_key ^ (0x7fffffff >> n_lower_bits) : of_key;
-  return std::bit_cast<float>(static_cast<uint32_t>(bits) << n_lower_bits);
-}
-
 // The sum over the lanes of the same column.
 KVL_DEVICE int SumOfColumn(int x) {
   for (int step = 16; step > 1; step /= 2) x += ShuffleXor(x, step);
   return x;
 }
-
-// The largest key that at least `rank` keys reach, by halving the interval [low, high); n_low and
-// n_high keys reach its ends.
-struct Bisection {
-  int rank;
-  int64_t low, high;
-  int n_low, n_high;
-
-  KVL_DEVICE int64_t middle() const { return low + (high - low) / 2; }
-  KVL_DEVICE void Narrow(int n_reaching) {
-    if (n_reaching >= rank) {
-      low = middle(), n_low = n_reaching;
-    } else {
-      high = middle(), n_high = n_reaching;
-    }
-  }
-};
 
 // The ends of the lane's column: what lies above `high` or below `low`, and the first so many of
 // what equals them.
@@ -168,6 +141,85 @@ KVL_KERNEL(kThreads) MarkValuesKernel(KVL_PARAMS(ExactParams) p) {
   MarkColumns(ValueColumns{p.all, heads, place.block, pair}, p.all.row_kind);
 }
 
+// --- What lies farthest out by the ranges of the model ---
+
+// The magnitude of the lane's number of K, in units of its channel.
+KVL_DEVICE float Magnitude(const ExactParams& p, const SealedHeadRun& head, int block, int pair,
+                           int line) {
+  const BlockLines lines(p.all, head, /*of_keys=*/true, block);
+  const float* const scales = head.model.key_scales + 2 * pair + Lane() % 2;
+  return fabsf((SealedNumber(head, lines, block, pair, line) - scales[head.k.rank]) / scales[0]);
+}
+
+// The sum over a block of threads; `shared` has a number for each warp.
+KVL_DEVICE int SumOfBlock(int x, int* shared) {
+  for (int step = 16; step > 0; step /= 2) x += ShuffleXor(x, step);
+  SyncBlock();
+  if (Lane() == 0) shared[WarpIdx()] = x;
+  SyncBlock();
+  int sum = 0;
+  for (int i = 0; i < kWarps; ++i) sum += shared[i];
+  return sum;
+}
+
+// How many magnitudes of a run are at least that of a key.
+KVL_DEVICE int CountReaching(const ExactParams& p, const SealedHeadRun& head, int64_t key,
+                             int* shared) {
+  const int n_lines = 2 * head.k.rank;  // of a block
+  int n = 0;
+  for (int i = WarpIdx(); i < head.n_blocks * n_lines; i += kWarps) {
+    const int at = i % n_lines;
+    n += std::bit_cast<int32_t>(Magnitude(p, head, i / n_lines, at / 4, at % 4)) >= key ? 1 : 0;
+  }
+  return SumOfBlock(n, shared);
+}
+
+// Marks a pair of channels of a block, the first channel first; takes off n_ties what equals
+// `most`.
+KVL_DEVICE void MarkPair(const ExactParams& p, const SealedHeadRun& head, int block, int pair,
+                         float most, int* n_ties) {
+  uint32_t beyond[4], ties[4];
+  for (int line = 0; line < 4; ++line) {
+    const float x = Magnitude(p, head, block, pair, line);
+    beyond[line] = Ballot(x > most);
+    ties[line] = Ballot(x == most);
+  }
+  for (int channel = 0; channel < 2; ++channel) {
+    for (int line = 0; line < 4; ++line) {
+      for (uint32_t left = ties[line] & 0x55555555u << channel; left != 0 && *n_ties > 0;
+           left &= left - 1, --*n_ties) {
+        beyond[line] |= left & (0u - left);
+      }
+    }
+  }
+  for (int line = 0; line < 4; ++line) {
+    if (Lane() == 0) {
+      head.k.repairs.exact[int64_t{block} * 2 * head.k.rank + 4 * pair + line] = beyond[line];
+    }
+  }
+}
+
+// A block of threads takes a head; `shared` has a number for each warp.
+KVL_KERNEL(kThreads) MarkFarthestKernel(KVL_PARAMS(ExactParams) p) {
+  const SealedHeadRun& head = p.all.heads[BlockIdx()];
+  if (head.k.repairs.exact == nullptr) return;
+  auto* const shared = reinterpret_cast<int*>(Shared());
+  // Floats of one sign are in the order of their bits.
+  Bisection top = {head.model.n_key_entries, 0, int64_t{1} << 31,
+                   head.n_blocks * kBlockSize * head.k.rank, 0};
+  for (int round = 0; round < 31; ++round) {
+    top.Narrow(CountReaching(p, head, top.middle(), shared));
+  }
+  if (WarpIdx() != 0) return;
+  const float most = std::bit_cast<float>(static_cast<int32_t>(top.low));
+  int n_ties = head.model.n_key_entries - top.n_high;
+  for (int block = 0; block < head.n_blocks; ++block) {
+    for (int pair = 0; pair < head.k.rank / 2; ++pair) {
+      MarkPair(p, head, block, pair, most, &n_ties);
+    }
+  }
+}
+
 // --- Where the entries of blocks end ---
 
 // How many entries a block of a side has, by a warp.
@@ -183,7 +235,7 @@ KVL_DEVICE uint32_t CountOf(const SealedSide& side, int block) {
 // A warp takes a head.
 KVL_KERNEL(kWarp) KeyEndsKernel(KVL_PARAMS(ExactParams) p) {
   const SealedHeadRun& head = p.all.heads[BlockIdx()];
-  if (head.k.repairs.n_outliers == 0) return;
+  if (head.k.repairs.exact == nullptr) return;
   auto* const ends = reinterpret_cast<uint32_t*>(head.record + head.k.repairs.ends_offset);
   uint32_t end = 0;
   for (int block = 0; block < head.n_blocks; ++block) {
@@ -308,7 +360,7 @@ KVL_KERNEL(kThreads) ListKernel(KVL_PARAMS(ExactParams) p) {
   const SealedHeadRun& head = p.all.heads[place.head];
   const Lanes lanes = {p.all, head, place.head, place.block, BlockIdxY() == 0};
   const SealedRepairs& repairs = lanes.side().repairs;
-  if (repairs.n_outliers == 0) return;
+  if (repairs.exact == nullptr) return;
   auto* const counts = reinterpret_cast<int*>(Shared());
   const int lane = ThreadIdx();
   if (lane < lanes.n_lanes()) {
@@ -332,9 +384,17 @@ KVL_KERNEL(kThreads) ListKernel(KVL_PARAMS(ExactParams) p) {
 
 void MarkExact(cudaStream_t stream, const ExactParams& params) {
   constexpr int kMostKeyPairs = kMaxPackedRank / 2;
-  Launch(stream, MarkKeysKernel,
-         {.n_blocks = params.n_heads, .n_threads = kThreads, .n_blocks_y = kMostKeyPairs / kWarps},
-         params);
+  if (params.has_codebook) {
+    Launch(
+        stream, MarkFarthestKernel,
+        {.n_blocks = params.n_heads, .n_threads = kThreads, .shared_bytes = kWarps * sizeof(int)},
+        params);
+  } else {
+    Launch(
+        stream, MarkKeysKernel,
+        {.n_blocks = params.n_heads, .n_threads = kThreads, .n_blocks_y = kMostKeyPairs / kWarps},
+        params);
+  }
   Launch(stream, KeyEndsKernel, {.n_blocks = params.n_heads, .n_threads = kWarp}, params);
   Launch(stream, MarkValuesKernel,
          {.n_blocks = params.n_layer_places,

@@ -14,6 +14,7 @@ struct ExactParams {
   // Blocks of a layer that share its record, by its first head.
   const SealedPlace* layer_places = nullptr;
   int n_layer_places = 0;
+  bool has_codebook = false;  // exact entries of K are those of the run that lie farthest out
 };
 
 // Marks the exact entries of both sides in SealedRepairs::exact, and writes where those of blocks

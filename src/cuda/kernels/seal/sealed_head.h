@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "format/codebook/codebook.h"
 #include "format/codes/code_side.h"
 #include "format/split_bits/bit_split.h"
 #include "format/table_codes/code_table.h"
@@ -13,6 +14,18 @@ namespace kvlathe::cuda {
 
 // What the rows of blocks are before they are sealed.
 enum class RowKind : int32_t { kBf16, kF32, kCoded };
+
+// What a run of a codec with codebooks has of the model, on the device
+// (format/codebook/codebook.h).
+struct SealedModel {
+  const Codebook* books = nullptr;    // [2]: of K, of V
+  const float* key_scales = nullptr;  // [2][rank_k]: ranges, offsets
+  int n_key_entries = 0;              // exact entries of K of the run
+  // KeyRotation of the run's first block, where keys are sealed as they were before RoPE.
+  const float *cos = nullptr, *sin = nullptr;
+  int half = 0;  // 0: nothing turns
+  float way_back = 1;
+};
 
 // What repairs the losses of a side: exact entries and low-rank factors. Offsets are bytes.
 struct SealedRepairs {
@@ -54,6 +67,7 @@ struct SealedHeadRun {
   // The heads that share the layer record, of SealKernelParams::heads.
   int first_of_layer = 0, n_of_layer = 1;
   SealedSide k, v;
+  SealedModel model;
 };
 
 // What a block of threads seals: a block of a head, or the blocks from there on that share scales.

@@ -137,10 +137,9 @@ KVL_KERNEL(kThreads) TokenScaleKernel(KVL_PARAMS(SplitParams) p) {
   auto* const middles = reinterpret_cast<uint8_t*>(Shared());
   float* const row = reinterpret_cast<float*>(Shared() + kBlockSize) + half * n;
   std::byte* const scales = head.packed[place.block] + side.scale_offset;
+  // Lanes read no other numbers of a row than those that they write here.
   const auto read_row = [&](int token) {
-    SyncWarp();
     for (int c = Lane() % kHalf; c < n; c += kHalf) row[c] = NumberAt(lines, token, c);
-    SyncWarp();
   };
   // Roots first: they would take registers from what comes then.
   KVL_NO_UNROLL

@@ -58,24 +58,32 @@ struct ScaleBits {
 };
 
 KVL_DEVICE ScaleBits Rounded(const Range& range, const CodedSide& side) {
-  const float levels = side.is_symmetric ? 127.0f : static_cast<float>((1 << side.bits) - 1);
   const bool is_empty = range.high < range.low;
   const float below = 0.0f - range.low;
-  float scale;
-  if (!side.is_symmetric) {
-    scale = (range.high - range.low) / levels;
-    if (range.low == range.high) scale = 1;
-  } else if (side.bits == 4) {
+  float width = range.high - range.low, levels = static_cast<float>((1 << side.bits) - 1);
+  if (side.is_symmetric && side.bits == 4) {
     // Code 0 is the element that lies farthest out, on its side.
-    scale = (range.high < below ? range.low : range.high) / -8.0f;
-  } else {
-    scale = (range.high > below ? range.high : below) / levels;
+    width = range.high < below ? range.low : range.high;
+    levels = -8.0f;
+  } else if (side.is_symmetric) {
+    width = range.high > below ? range.high : below;
+    levels = 127.0f;
   }
+  float scale = width / levels;
+  if (!side.is_symmetric && range.low == range.high) scale = 1;
   if (is_empty) scale = 1;
   uint32_t bits = BoundedF16(scale);
   if ((bits & 0x7fffu) == 0) bits = 1;
   // The sum leaves no -0, which would depend on the order of equal values.
   return {bits, BoundedF16((is_empty ? 0.0f : range.low) + 0.0f)};
+}
+
+// A range and an offset.
+KVL_DEVICE ScaleBits RoundedForCodebook(const Range& range) {
+  const bool is_empty = range.low > range.high;
+  const float low = is_empty ? 0 : range.low, high = is_empty ? 0 : range.high;
+  const uint32_t bits = BoundedF16(0.5f * high - 0.5f * low);
+  return {bits == 0 ? 1 : bits, BoundedF16(0.5f * high + 0.5f * low + 0.0f)};  // never -0
 }
 
 KVL_DEVICE uint16_t* Shorts(std::byte* bytes) { return reinterpret_cast<uint16_t*>(bytes); }
@@ -96,7 +104,7 @@ KVL_DEVICE void StoreTokenScale(const UniformParams& p, const CodedSide& codes, 
     scales[token] = static_cast<std::byte>(TableScaleByte(largest, p.steps.max_exponent));
     return;
   }
-  const ScaleBits bits = Rounded(range, codes);
+  const ScaleBits bits = p.has_codebook ? RoundedForCodebook(range) : Rounded(range, codes);
   Shorts(scales)[token] = static_cast<uint16_t>(bits.scale);
   if (!codes.is_symmetric) {
     Shorts(scales)[kBlockSize + token] = static_cast<uint16_t>(bits.minimum);
@@ -142,8 +150,12 @@ KVL_KERNEL(kThreads) ChannelScaleKernel(KVL_PARAMS(UniformParams) p) {
   }
 }
 
-// A warp takes sixteen tokens of a group of channels of K.
-KVL_DEVICE void ScaleKeyTokens(const UniformParams& p, const SealedHeadRun& head, int block) {
+// Ranges of the tokens of a block, [groups][kBlockSize], which warps find before scales are made:
+// what divides would take registers from who reads.
+KVL_DEVICE Range* Ranges() { return reinterpret_cast<Range*>(Shared()); }
+
+// A warp takes sixteen tokens of a group of channels of K. Returns how many groups there are.
+KVL_DEVICE int FindKeyRanges(const UniformParams& p, const SealedHeadRun& head, int block) {
   const int pairs = head.k.group / 2, n_pairs = head.k.rank / 2;
   const int n_groups = (n_pairs + pairs - 1) / pairs;
   const BlockLines lines(p.all, head, /*of_keys=*/true, block);
@@ -155,11 +167,12 @@ KVL_DEVICE void ScaleKeyTokens(const UniformParams& p, const SealedHeadRun& head
       AddLine(head.k, lines, block, pair, line, &range);
     }
     range.Fold(1);
-    if (Lane() % 2 != 0) continue;
-    std::byte* const scales = TokenScalesOf(p, head.k, p.k, head.packed[block], g);
-    StoreTokenScale(p, p.k, range, scales, lines.TokenOf(0, line));
+    if (Lane() % 2 == 0) Ranges()[g * kBlockSize + lines.TokenOf(0, line)] = range;
   }
+  return n_groups;
 }
+
+constexpr int kOfChannels = 0b11110;  // bits of lanes that differ in channels of V
 
 // The range of a pair of tokens of V over lines [begin, end), in the lanes by the lowest bit.
 KVL_DEVICE void AddValueLines(const UniformParams& p, const SealedHeadRun& head, int block,
@@ -168,8 +181,8 @@ KVL_DEVICE void AddValueLines(const UniformParams& p, const SealedHeadRun& head,
   for (int line = begin; line < end; ++line) AddLine(head.v, lines, block, pair, line, range);
 }
 
-KVL_DEVICE void ScaleValueTokens(const UniformParams& p, const SealedHeadRun& head, int block) {
-  constexpr int kOfChannels = 0b11110;
+// A warp takes a pair of tokens of a group of channels of V.
+KVL_DEVICE int FindValueRanges(const UniformParams& p, const SealedHeadRun& head, int block) {
   const int group_lines = head.v.group / 16, n_lines = head.v.rank / 16;
   const int n_groups = (n_lines + group_lines - 1) / group_lines;
   for (int i = WarpIdx(); i < kBlockSize / 2 * n_groups; i += WarpCount()) {
@@ -178,36 +191,43 @@ KVL_DEVICE void ScaleValueTokens(const UniformParams& p, const SealedHeadRun& he
     Range range;
     AddValueLines(p, head, block, pair, g * group_lines, end, &range);
     range.Fold(kOfChannels);
-    if (Lane() >= 2) continue;
-    std::byte* const scales = TokenScalesOf(p, head.v, p.v, head.packed[block], g);
-    StoreTokenScale(p, p.v, range, scales, 2 * pair + Lane());
+    if (Lane() < 2) Ranges()[g * kBlockSize + 2 * pair + Lane()] = range;
   }
+  return n_groups;
 }
 
-KVL_KERNEL(kThreads) TokenScaleKernel(KVL_PARAMS(UniformParams) p) {
+KVL_KERNEL_AT(kThreads, 4) TokenScaleKernel(KVL_PARAMS(UniformParams) p) {
   const SealedPlace place = p.all.places[BlockIdx()];
   const SealedHeadRun& head = p.all.heads[place.head];
-  if (BlockIdxY() == 0) {
-    if (p.k.sharing == ScaleSharing::kToken) ScaleKeyTokens(p, head, place.block);
-  } else {
-    if (p.v.sharing == ScaleSharing::kToken) ScaleValueTokens(p, head, place.block);
+  const bool is_key = BlockIdxY() == 0;
+  const CodedSide& codes = is_key ? p.k : p.v;
+  if (codes.sharing != ScaleSharing::kToken) return;
+  const int n_groups =
+      is_key ? FindKeyRanges(p, head, place.block) : FindValueRanges(p, head, place.block);
+  SyncBlock();
+  for (int i = ThreadIdx(); i < n_groups * kBlockSize; i += kThreads) {
+    std::byte* const scales =
+        TokenScalesOf(p, is_key ? head.k : head.v, codes, head.packed[place.block], i / kBlockSize);
+    StoreTokenScale(p, codes, Ranges()[i], scales, i % kBlockSize);
   }
 }
 
-// A warp takes a pair of tokens of V, over all heads that share a layer record.
-KVL_KERNEL(kThreads) LayerScaleKernel(KVL_PARAMS(UniformParams) p) {
-  constexpr int kOfChannels = 0b11110;
+// A warp takes pairs of tokens of V, over all heads that share a layer record.
+KVL_KERNEL_AT(kThreads, 4) LayerScaleKernel(KVL_PARAMS(UniformParams) p) {
   const SealedPlace place = p.layer_places[BlockIdx()];
   const SealedHeadRun* const heads = p.all.heads + place.head;
-  const int pair = BlockIdxY() * WarpCount() + WarpIdx();
-  Range range;
-  for (int h = 0; h < heads[0].n_of_layer; ++h) {
-    AddValueLines(p, heads[h], place.block, pair, 0, heads[h].v.rank / 16, &range);
+  for (int pair = WarpIdx(); pair < kBlockSize / 2; pair += WarpCount()) {
+    Range range;
+    for (int h = 0; h < heads[0].n_of_layer; ++h) {
+      AddValueLines(p, heads[h], place.block, pair, 0, heads[h].v.rank / 16, &range);
+    }
+    range.Fold(kOfChannels);
+    if (Lane() < 2) Ranges()[2 * pair + Lane()] = range;
   }
-  range.Fold(kOfChannels);
-  if (Lane() >= 2) return;
+  SyncBlock();
+  if (ThreadIdx() >= kBlockSize) return;
   std::byte* const scales = heads[0].layer_record + int64_t{place.block} * 4 * kBlockSize;
-  StoreTokenScale(p, p.v, range, scales, 2 * pair + Lane());
+  StoreTokenScale(p, p.v, Ranges()[ThreadIdx()], scales, ThreadIdx());
 }
 
 // --- Codes ---
@@ -228,6 +248,10 @@ KVL_DEVICE Scale ScaleOf(const UniformParams& p, const SealedHeadRun& head, cons
     const uint16_t* const scales = Shorts(head.record) + int64_t{group} * 2 * side.rank;
     const int channel = 2 * pair + Lane() % 2;
     return {NumberOfF16(scales[channel]), NumberOfF16(scales[side.rank + channel])};
+  }
+  if (codes.sharing == ScaleSharing::kModel) {
+    const float* const scales = head.model.key_scales + 2 * pair + Lane() % 2;
+    return {scales[0], scales[side.rank]};
   }
   const int token = lines.TokenOf(pair, line);
   const int group = (lines.is_key ? 2 * pair : 16 * line) / side.group;
@@ -269,13 +293,26 @@ KVL_DEVICE Coded NumberOfTable(const TableSteps& steps, float x, const Scale& sc
   return {code, number * scale.scale};
 }
 
+KVL_DEVICE Coded CentroidOf(const Codebook& book, float x, const Scale& scale) {
+  const float quotient = (x - scale.minimum) / scale.scale;
+  int code = 0;
+  for (int i = 0; i < book.n_codes - 1; ++i) code += quotient > book.boundaries[i] ? 1 : 0;
+  return {static_cast<float>(code), book.centroids[code] * scale.scale + scale.minimum};
+}
+
+KVL_DEVICE Coded EncodedBy(const UniformParams& p, const SealedHeadRun& head, bool is_key, float x,
+                           const Scale& scale) {
+  if (p.has_codebook) return CentroidOf(head.model.books[is_key ? 0 : 1], x, scale);
+  if (p.has_table) return NumberOfTable(p.steps, x, scale);
+  return StepOf(is_key ? p.k : p.v, x, scale);
+}
+
 KVL_DEVICE uint32_t EncodeWord(const UniformParams& p, const SealedHeadRun& head,
                                const BlockLines& lines, int block, int pair, int line) {
   const SealedSide& side = lines.is_key ? head.k : head.v;
-  const float x = lines.Number(pair, line);
+  const float x = SealedNumber(head, lines, block, pair, line);
   const Scale scale = ScaleOf(p, head, lines, block, pair, line);
-  const Coded coded =
-      p.has_table ? NumberOfTable(p.steps, x, scale) : StepOf(lines.is_key ? p.k : p.v, x, scale);
+  const Coded coded = EncodedBy(p, head, lines.is_key, x, scale);
   float* const residual = ResidualAt(side, block, lines.LineAt(pair, line));
   if (residual != nullptr) *residual = x - coded.value;
   return CodeOf(coded.code);
@@ -320,13 +357,16 @@ void SealUniform(cudaStream_t stream, const UniformParams& params) {
          params);
   const LaunchShape all_places = {
       .n_blocks = params.all.n_places, .n_threads = kThreads, .n_blocks_y = 2};
+  constexpr int kMostGroups = kMaxPackedRank / 16;
+  LaunchShape with_ranges = all_places;
+  with_ranges.shared_bytes = kMostGroups * kBlockSize * sizeof(Range);
   if (params.k.sharing == ScaleSharing::kToken || params.v.sharing == ScaleSharing::kToken) {
-    Launch(stream, TokenScaleKernel, all_places, params);
+    Launch(stream, TokenScaleKernel, with_ranges, params);
   }
   Launch(stream, LayerScaleKernel,
          {.n_blocks = params.n_layer_places,
           .n_threads = kThreads,
-          .n_blocks_y = kBlockSize / 2 / (kThreads / kWarp)},
+          .shared_bytes = kBlockSize * sizeof(Range)},
          params);
   Launch(stream, QuantiseKernel, all_places, params);
 }

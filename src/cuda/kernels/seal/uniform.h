@@ -1,5 +1,5 @@
-// Seals even steps and tables on a GPU: scales and codes, with the bytes that the CPU writes
-// (cpu/kernels/seal/seal.h).
+// Seals even steps, tables and codebooks on a GPU: scales and codes, with the bytes that the CPU
+// writes (cpu/kernels/seal/seal.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,6 +17,7 @@ struct UniformParams {
   bool has_table = false;  // codes of both sides are those of `steps`, under scales of a byte
   TableSteps steps;
   float table_unit = 1;
+  bool has_codebook = false;  // codes are those of SealedModel::books
   // Blocks of K that share the scales of their channels begin at these; kChannel only.
   const SealedPlace* spans = nullptr;
   int n_spans = 0;

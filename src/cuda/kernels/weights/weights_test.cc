@@ -165,21 +165,17 @@ TEST_P(StoredWeightsTest, FewRowsAreMultipliedWithThem) {
   for (const int n_rows : {1, 8, 11}) {
     const DrawnRowsOfX x(type().type, n_rows * stride, random);
     const DeviceArray<float> y(std::vector<float>(n_rows * y_stride, 2.0f));
-    RowProductsParams params = {.type = type().type,
-                                .accumulate = true,
-                                .one = {.w = stored.data(),
-                                        .w_row_bytes = w.row_bytes,
-                                        .x = x.data(),
-                                        .x_stride = stride,
-                                        .y = y.data(),
-                                        .y_stride = y_stride,
-                                        .bias = bias.data(),
-                                        .n_rows = n_rows,
-                                        .n_out = static_cast<int>(n_out),
-                                        .n_in = static_cast<int>(n_in())},
-                                .max_rows = n_rows,
-                                .max_out = static_cast<int>(n_out)};
-    MultiplyRows(nullptr, params);
+    const RowProduct product = {.w = stored.data(),
+                                .w_row_bytes = w.row_bytes,
+                                .x = x.data(),
+                                .x_stride = stride,
+                                .y = y.data(),
+                                .y_stride = y_stride,
+                                .bias = bias.data(),
+                                .n_rows = n_rows,
+                                .n_out = static_cast<int>(n_out),
+                                .n_in = static_cast<int>(n_in())};
+    MultiplyRows(nullptr, {.type = type().type, .accumulate = true}, {&product, 1});
     const std::vector<float> got = y.Download();
     ExpectSums(w, x.numbers.data(), stride, got.data(), y_stride, n_rows, 2.5f);
     EXPECT_EQ(got[n_out], 2.0f);
@@ -210,21 +206,50 @@ TEST_P(StoredWeightsTest, ProductsAreWhatTheyAreAlone) {
   of_second.y = together.data() + 20;
   of_second.n_rows = 3;
   of_second.n_out = 5;
-  const DeviceArray<RowProduct> items(std::vector<RowProduct>{of_first, of_second});
-  MultiplyRows(nullptr, {.type = type().type,
-                         .items = items.data(),
-                         .n_items = 2,
-                         .max_rows = n_rows,
-                         .max_out = 20});
+  // More than one launch takes; the others have no rows.
+  std::vector<RowProduct> products(60, of_first);
+  for (RowProduct& product : products) product.n_rows = 0;
+  products[7] = of_first;
+  products[55] = of_second;
+  MultiplyRows(nullptr, {.type = type().type}, products);
   RowProduct of_row = of_first;
   of_row.x = static_cast<const std::byte*>(x.data()) + 9 * n_in() * element;
   of_row.y = alone.data();
   of_row.n_rows = 1;
-  MultiplyRows(nullptr, {.type = type().type, .one = of_row, .max_rows = 1, .max_out = 20});
+  MultiplyRows(nullptr, {.type = type().type}, {&of_row, 1});
   const std::vector<float> all = together.Download(), row = alone.Download();
   ExpectSums(first, x.numbers.data(), n_in(), all.data(), 25, n_rows, 0);
   ExpectSums(second, x.numbers.data(), n_in(), all.data() + 20, 25, 3, 0);
   for (int out = 0; out < 20; ++out) EXPECT_EQ(all[9 * 25 + out], row[out]);
+}
+
+// Where outputs are many a block has two tiles of them, and every output its own bits still.
+TEST_P(StoredWeightsTest, ManyOutputsAreWhatFewAre) {
+  Random random(4);
+  const int n_out = 8200, n_in = HasBlocks(type().type) ? 256 : 32;
+  const StoredWeights w = DrawnWeights(type(), 40, n_in, random);
+  std::vector<std::byte> repeated;
+  while (std::ssize(repeated) < n_out * w.row_bytes) {
+    repeated.insert(repeated.end(), w.stored.begin(), w.stored.end());
+  }
+  const DeviceArray<std::byte> stored(repeated);
+  const DrawnRowsOfX x(type().type, n_in, random);
+  const DeviceArray<float> many(n_out), few(40);
+  RowProduct product = {.w = stored.data(),
+                        .w_row_bytes = w.row_bytes,
+                        .x = x.data(),
+                        .x_stride = n_in,
+                        .y = many.data(),
+                        .y_stride = n_out,
+                        .n_rows = 1,
+                        .n_out = n_out,
+                        .n_in = n_in};
+  MultiplyRows(nullptr, {.type = type().type}, {&product, 1});
+  product.y = few.data();
+  product.n_out = 40;
+  MultiplyRows(nullptr, {.type = type().type}, {&product, 1});
+  const std::vector<float> all = many.Download(), first = few.Download();
+  for (int out = 0; out < n_out; ++out) ASSERT_EQ(all[out], first[out % 40]) << out;
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, StoredWeightsTest,
