@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <variant>
 
 #include "cuda/attention/expand_runs.h"
 #include "machine/attention/plan.h"
@@ -28,23 +29,20 @@ constexpr int kRebuiltBlocks = 4;
 // Rebuilt keys of a call take about so many bytes at most, but for those of a single part.
 constexpr int64_t kMostRebuiltBytes = int64_t{256} << 20;
 
-bool IsRebuilt(const HeadJob& job) { return !job.frames.maps.empty() || job.frames.n_pairs > 0; }
-
-int64_t RebuiltBytes(const PromptPart& part) {
-  if (!part.is_rebuilt()) return 0;
-  const int64_t n_blocks = (part.job->n_entries + kBlockSize - 1) / kBlockSize;
-  return n_blocks * KeyBytes({.rank_k = part.rank_k()});
+bool HasTurningKeys(const HeadJob& job) {
+  return !job.frames.maps.empty() || job.frames.n_pairs > 0;
 }
 
-std::vector<PromptPart> PartsOf(std::span<const HeadJob> jobs) {
-  std::vector<PromptPart> parts;
-  for (const HeadJob& job : jobs) {
-    if (!IsRebuilt(job)) parts.push_back({&job});
-    for (int map = 0; IsRebuilt(job) && map < static_cast<int>(job.rebuilt.keys.size()); ++map) {
-      parts.push_back({&job, map});
-    }
-  }
-  return parts;
+// Bytes of the keys that are rebuilt for a part.
+int64_t RebuiltBytes(const PromptPart& part) {
+  if (!part.is_rebuilt || part.slice > 0) return 0;  // slices share them
+  const int64_t n_blocks = (part.job->n_entries + kBlockSize - 1) / kBlockSize;
+  return n_blocks * KeyBytes({.rank_k = part.rank_k});
+}
+int64_t RebuiltBytes(std::span<const PromptPart> parts) {
+  int64_t n_bytes = 0;
+  for (const PromptPart& part : parts) n_bytes += RebuiltBytes(part);
+  return n_bytes;
 }
 
 // The blocks that rows [begin, end) of a part see.
@@ -74,10 +72,10 @@ PromptParams LargestOf(std::span<const PromptPart> parts) {
   PromptParams most;
   for (const PromptPart& part : parts) {
     const HeadJob& job = *part.job;
-    most.most_rank_k = std::max(most.most_rank_k, part.rank_k());
+    most.most_rank_k = std::max(most.most_rank_k, part.rank_k);
     if (job.sinks.n > 0) most.most_rank_k = std::max(most.most_rank_k, job.head_dim);
-    most.most_rank_v = std::max({most.most_rank_v, job.shape.rank_v, job.output_width()});
-    most.most_width = std::max(most.most_width, job.output_width());
+    most.most_rank_v = std::max({most.most_rank_v, job.shape.rank_v, part.width()});
+    most.most_width = std::max(most.most_width, part.width());
   }
   return most;
 }
@@ -90,24 +88,49 @@ PromptItems::~PromptItems() {
   }
 }
 
+std::vector<PromptPart> PromptItems::PartsOf(const HeadJob& job) const {
+  PromptPart part = {.job = &job, .rank_k = job.shape.rank_k};
+  if (!job.latents.empty()) {
+    const CudaLatentMap& map = *residents_.At(job.latents.map);
+    part.is_rebuilt = true;
+    part.n_maps = map.head_dim / map.key_dim;
+    part.rank_k = map.key_dim;
+  } else if (HasTurningKeys(job)) {
+    part.is_rebuilt = true;
+    part.n_maps = static_cast<int>(job.rebuilt.keys.size());
+    part.rank_k = job.rebuilt.head_dim;
+  }
+  std::vector<PromptPart> parts;
+  for (part.map = 0; part.map < part.n_maps; ++part.map) {
+    for (part.slice = 0; part.slice < part.n_slices(); ++part.slice) parts.push_back(part);
+  }
+  return parts;
+}
+
 bool PromptItems::Takes(const HeadJob& job) const {
   if (job.device != &memory_ || job.shape.row_type != DType::kBf16) return false;
-  if (!job.latents.empty() || job.merged.n_closed != nullptr || job.is_scored()) return false;
-  if (!CanExpand(job.packed)) return false;
+  if (job.merged.n_closed != nullptr || job.is_scored() || !CanExpand(job.packed)) return false;
   int64_t rebuild_bytes = 0;
-  if (IsRebuilt(job)) {
+  if (!job.latents.empty()) {
+    const CudaLatentMap* const map = residents_.At(job.latents.map);
+    if (map == nullptr || map->row_type != DType::kBf16) return false;
+    const bool has_slices = !job.latents.slices.empty();
+    if (has_slices && std::holds_alternative<SplitBitsCodec>(job.packed.format.codec)) return false;
+    rebuild_bytes = cuda::RebuildSharedBytes(map->rank, map->key_dim);
+  } else if (HasTurningKeys(job)) {
     if (job.rebuilt.keys.empty() || job.shape.has_one_side) return false;
     rebuild_bytes = cuda::RebuildSharedBytes(job.shape.rank_k, job.rebuilt.head_dim);
   }
-  const std::vector<PromptPart> parts = PartsOf({&job, 1});
+  const std::vector<PromptPart> parts = PartsOf(job);
   const PromptParams most = LargestOf(parts);
   if (most.most_rank_k % 16 != 0 || most.most_rank_v % 16 != 0) return false;
   const int64_t bytes = cuda::PromptSharedBytes(1, most.most_rank_k, most.most_rank_v);
   return std::max(bytes, rebuild_bytes) <= limits_.shared_bytes;
 }
 
-std::vector<ExpandRun> PromptItems::RunsOf(const HeadJob& job) const {
-  const SealedHead& head = job.packed;
+std::vector<ExpandRun> PromptItems::RunsOf(const PromptPart& part) const {
+  const HeadJob& job = *part.job;
+  const SealedHead& head = part.packed();
   ExpandAddresses at = {.cos = memory_.As<const float>(head.rotation.cos),
                         .sin = memory_.As<const float>(head.rotation.sin)};
   if (const CudaCodebooks* const books = residents_.At(head.codebooks); books != nullptr) {
@@ -125,10 +148,10 @@ std::vector<ExpandRun> PromptItems::RunsOf(const HeadJob& job) const {
   return runs;
 }
 
-PromptItems::Sent PromptItems::SendBlocks(const HeadJob& job) {
-  const std::vector<ExpandRun> runs = RunsOf(job);
+PromptItems::Sent PromptItems::SendBlocks(const PromptPart& part) {
+  const std::vector<ExpandRun> runs = RunsOf(part);
   std::vector<uint32_t> blocks;
-  for (const ObjectId& block : job.blocks) blocks.push_back(memory_.PlaceOf(block));
+  for (const ObjectId& block : part.blocks()) blocks.push_back(memory_.PlaceOf(block));
   CudaStream& stream = memory_.stream();
   return {stream.Send(std::span<const uint32_t>(blocks)),
           stream.Send(std::span<const ExpandRun>(runs)), static_cast<int>(runs.size())};
@@ -136,99 +159,135 @@ PromptItems::Sent PromptItems::SendBlocks(const HeadJob& job) {
 
 PromptHead PromptItems::HeadOf(const PromptPart& part, const Sent& sent) const {
   const HeadJob& job = *part.job;
-  const int width = job.output_width();
-  const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : width;
+  const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : job.output_width();
+  const int64_t first_out = part.first_head() * head_stride + part.slice * part.width();
+  const bool is_last = part.slice + 1 == part.n_slices();
+  const ObjectPlace& sink_v =
+      part.has_slices() ? job.latents.slices[part.slice].sink_v : job.sinks.v;
   const auto* const whole =
       memory_.As<const uint16_t>(job.q_full) + part.first_head() * job.q_full_stride;
-  PromptHead head = {
-      .rank_k = part.rank_k(),
-      .rank_v = job.shape.rank_v,
-      .width = width,
-      .gqa_group = part.group(),
-      .stored_rank_k = job.shape.rank_k,
-      .q = memory_.As<const uint16_t>(job.q),
-      .q_stride = job.q_stride,
-      .q_token_stride = job.gqa_group * job.q_stride,
-      .blocks = sent.blocks,
-      .runs = sent.runs,
-      .n_runs = sent.n_runs,
-      .first_visible = job.first_visible,
-      .window = job.window,
-      .q_full = whole,
-      .q_full_stride = job.q_full_stride,
-      .q_full_token_stride = job.gqa_group * job.q_full_stride,
-      .head_dim = job.head_dim,
-      .sink_k = memory_.As<const uint16_t>(job.sinks.k),
-      .sink_v = memory_.As<const uint16_t>(job.sinks.v),
-      .n_sinks = job.sinks.n,
-      .sinks_visible = job.sinks.first_visible,
-      .sink_window = job.sinks.window,
-      .out = memory_.At(job.out + part.first_head() * head_stride * SizeOf(job.out_type)),
-      .out_type = job.out_type,
-      .out_stride = job.out_stride,
-      .out_head_stride = head_stride};
-  if (part.is_rebuilt()) {  // queries of one KV head of the model lie behind zeros for the others
-    head.q = whole + part.map * job.rebuilt.head_dim;
+  PromptHead head = {.rank_k = part.rank_k,
+                     .rank_v = job.shape.rank_v,
+                     .width = part.width(),
+                     .gqa_group = part.group(),
+                     .stored_rank_k = job.shape.rank_k,
+                     .q = memory_.As<const uint16_t>(job.q),
+                     .q_stride = job.q_stride,
+                     .q_token_stride = job.gqa_group * job.q_stride,
+                     .blocks = sent.blocks,
+                     .runs = sent.runs,
+                     .n_runs = sent.n_runs,
+                     .first_visible = job.first_visible,
+                     .window = job.window,
+                     .q_full = whole,
+                     .q_full_stride = job.q_full_stride,
+                     .q_full_token_stride = job.gqa_group * job.q_full_stride,
+                     .head_dim = job.head_dim,
+                     .sink_k = memory_.As<const uint16_t>(job.sinks.k),
+                     .sink_v = memory_.As<const uint16_t>(sink_v),
+                     .n_sinks = job.sinks.n,
+                     .sinks_visible = job.sinks.first_visible,
+                     .sink_window = job.sinks.window,
+                     .out = memory_.At(job.out + first_out * SizeOf(job.out_type)),
+                     .out_type = job.out_type,
+                     .out_stride = job.out_stride,
+                     .out_head_stride = head_stride,
+                     .n_cleared = is_last ? static_cast<int>(head_stride) - job.output_width() : 0};
+  if (part.is_rebuilt) {  // queries of one KV head of the model lie behind zeros for the others
+    head.q = whole + part.map * part.rank_k;
     head.q_stride = head.q_full_stride;
     head.q_token_stride = head.q_full_token_stride;
   }
   return head;
 }
 
-cuda::RebuildHead PromptItems::RebuildHeadOf(const PromptPart& part, const Sent& sent) const {
-  const HeadJob& job = *part.job;
-  const FrameIds& frames = job.frames;
-  const CudaMatrix& map = *residents_.At(job.rebuilt.keys[part.map]);
+void PromptItems::AddFrames(const PromptPart& part, cuda::RebuildHead* head) const {
+  const FrameIds& frames = part.job->frames;
   const int64_t of_part = int64_t{part.map} * frames.head_dim;
   const auto floats_of_part = [&](const ObjectPlace& place) {
     return place.is_null() ? nullptr : memory_.As<const float>(place) + of_part;
   };
-  return {.rank_k = job.shape.rank_k,
-          .blocks = sent.blocks,
-          .runs = sent.runs,
-          .n_runs = sent.n_runs,
-          .n_entries = job.n_entries,
-          .map = map.data,
-          .map_row_bytes = map.row_bytes,
-          .head_dim = job.rebuilt.head_dim,
-          .has_frames = !frames.maps.empty(),
-          .key_offset = floats_of_part(frames.key_offset),
-          .turning_mean = floats_of_part(frames.turning_mean),
-          .n_pairs = frames.n_pairs,
-          .cos = memory_.As<const float>(frames.cos),
-          .sin = memory_.As<const float>(frames.sin),
-          .half = frames.half,
-          .n_absolute = frames.n_absolute,
-          .unit = std::sqrt(frames.way_back),
-          .first_position = frames.first_position,
-          .first_place = frames.first_place};
+  const CudaMatrix& map = *residents_.At(part.job->rebuilt.keys[part.map]);
+  head->map = map.data;
+  head->map_row_bytes = map.row_bytes;
+  if (!frames.maps.empty()) {
+    head->turn = cuda::KeyTurn::kFrames;
+    head->offset = floats_of_part(frames.key_offset);
+  }
+  head->cos = memory_.As<const float>(frames.cos);
+  head->sin = memory_.As<const float>(frames.sin);
+  head->half = frames.half;
+  head->n_absolute = frames.n_absolute;
+  head->unit = std::sqrt(frames.way_back);
+  head->turning_mean = floats_of_part(frames.turning_mean);
+  head->n_pairs = frames.n_pairs;
+  head->first_position = frames.first_position;
+  head->first_place = frames.first_place;
+}
+
+void PromptItems::AddLatents(const PromptPart& part, cuda::RebuildHead* head) const {
+  const LatentIds& latents = part.job->latents;
+  const CudaLatentMap& map = *residents_.At(latents.map);
+  const int64_t first = int64_t{part.map} * map.key_dim;
+  head->map_row_bytes = int64_t{2} * map.rank;
+  head->map = map.columns + first * head->map_row_bytes;
+  head->offset = map.offset + first;
+  head->half = latents.rotation.half;
+  if (head->half == 0) return;
+  const bool has_positions = !latents.positions.empty() || latents.sorted.n_blocks > 0;
+  head->turn = has_positions ? cuda::KeyTurn::kPositions : cuda::KeyTurn::kBlocks;
+  head->cos = memory_.As<const float>(has_positions ? latents.cos : latents.rotation.cos);
+  head->sin = memory_.As<const float>(has_positions ? latents.sin : latents.rotation.sin);
+  head->table = memory_.At(latents.positions.object);
+  head->has_sums = latents.positions.has_sums;
+  head->sorted = memory_.At(latents.sorted.object);
+  head->n_sorted_blocks = latents.sorted.n_blocks;
+  head->is_sorted_wide = latents.sorted.is_wide;
+}
+
+cuda::RebuildHead PromptItems::RebuildHeadOf(const PromptPart& part) const {
+  cuda::RebuildHead head = {.n_slices = part.n_slices(),
+                            .slice_rank = part.job->shape.rank_k,
+                            .n_entries = part.job->n_entries,
+                            .head_dim = part.rank_k};
+  if (part.job->latents.empty()) {
+    AddFrames(part, &head);
+  } else {
+    AddLatents(part, &head);
+  }
+  return head;
 }
 
 void PromptItems::Rebuild(std::span<const PromptPart> parts, std::span<const Sent> sent,
                           std::span<PromptHead> heads) {
   cuda::RebuildParams params = {.base = memory_.base(), .tables = MakeWindowTables()};
+  CudaStream& stream = memory_.stream();
   std::vector<cuda::RebuildHead> rebuilt;
   std::vector<cuda::RebuildItem> items;
   int64_t offset = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     const PromptPart& part = parts[i];
-    if (!part.is_rebuilt()) continue;
+    if (!part.is_rebuilt) continue;
+    if (part.slice > 0) {
+      heads[i].rebuilt_keys = heads[i - 1].rebuilt_keys;
+      continue;
+    }
     const SeenBlocks seen = BlocksSeen(part, 0, part.n_rows());
     for (int block = seen.begin; block < seen.end; block += kRebuiltBlocks) {
       items.push_back({.head = static_cast<int>(rebuilt.size()),
                        .first_block = block,
                        .n_blocks = std::min(kRebuiltBlocks, seen.end - block),
-                       .first_run = RunAt(part.job->packed, block)});
+                       .first_run = RunAt(part.packed(), block)});
     }
-    rebuilt.push_back(RebuildHeadOf(part, sent[i]));
+    rebuilt.push_back(RebuildHeadOf(part));
+    rebuilt.back().slices = stream.Send(sent.subspan(i, part.n_slices()));
     rebuilt.back().keys = memory_.At(ObjectPlace{{.region = rebuilt_.region}, offset});
     heads[i].rebuilt_keys = rebuilt.back().keys;
     offset += RebuiltBytes(part);
-    params.most_rank_k = std::max(params.most_rank_k, part.job->shape.rank_k);
-    params.most_head_dim = std::max(params.most_head_dim, part.rank_k());
+    params.most_rank_k = std::max(params.most_rank_k, part.n_slices() * part.job->shape.rank_k);
+    params.most_head_dim = std::max(params.most_head_dim, part.rank_k);
   }
   if (items.empty()) return;
-  CudaStream& stream = memory_.stream();
   params.heads = stream.Send(std::span<const cuda::RebuildHead>(rebuilt));
   params.items = stream.Send(std::span<const cuda::RebuildItem>(items));
   params.n_items = static_cast<int>(items.size());
@@ -263,7 +322,6 @@ PromptItems::Plan PromptItems::PlanItems(std::span<const PromptPart> parts, int 
   const int most_parts = splits && n_items > 0 ? std::max(1, wanted / n_items) : 1;
   Plan plan;
   for (int j = 0; j < static_cast<int>(parts.size()); ++j) {
-    const HeadJob& job = *parts[j].job;
     const int n_rows = parts[j].n_rows();
     for (int row = 0; row < n_rows; row += rows) {
       const int n = std::min(rows, n_rows - row);
@@ -281,10 +339,10 @@ PromptItems::Plan PromptItems::PlanItems(std::span<const PromptPart> parts, int 
         PromptItem item = {.head = j, .row_begin = row, .n_rows = n};
         item.entry_begin = part == 0 ? 0 : begin_of(part) * kBlockSize;
         item.entry_end = std::min(seen.entry_end, begin_of(part + 1) * kBlockSize);
-        item.first_run = RunAt(job.packed, begin_of(part));
+        item.first_run = RunAt(parts[j].packed(), begin_of(part));
         if (n_parts > 1) {
           item.partial_offset = plan.n_floats;
-          plan.n_floats += PartialFloats(n, job.output_width());
+          plan.n_floats += PartialFloats(n, parts[j].width());
         }
         plan.items.push_back(item);
       }
@@ -306,25 +364,24 @@ bool PromptItems::Hold(Held* held, int64_t n_bytes) {
 }
 
 void PromptItems::Attend(std::span<const HeadJob> jobs, float sm_scale) {
-  const std::vector<PromptPart> parts = PartsOf(jobs);
-  for (size_t begin = 0, end; begin < parts.size(); begin = end) {
-    int64_t n_bytes = RebuiltBytes(parts[begin]);
-    for (end = begin + 1; end < parts.size(); ++end) {
-      n_bytes += RebuiltBytes(parts[end]);
-      if (n_bytes > kMostRebuiltBytes) {
-        n_bytes -= RebuiltBytes(parts[end]);
-        break;
-      }
+  std::vector<PromptPart> parts;
+  for (const HeadJob& job : jobs) {
+    const std::vector<PromptPart> of_job = PartsOf(job);
+    if (RebuiltBytes(parts) + RebuiltBytes(of_job) > kMostRebuiltBytes) {
+      AttendParts(parts, sm_scale);
+      parts.clear();
     }
-    if (!Hold(&rebuilt_, n_bytes)) {
-      return memory_.stream().Note(cudaErrorMemoryAllocation, "keys of the model for attention");
-    }
-    AttendParts(std::span(parts).subspan(begin, end - begin), sm_scale);
+    parts.insert(parts.end(), of_job.begin(), of_job.end());
   }
+  AttendParts(parts, sm_scale);
 }
 
 void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale) {
+  if (parts.empty()) return;
   CudaStream& stream = memory_.stream();
+  if (!Hold(&rebuilt_, RebuiltBytes(parts))) {
+    return stream.Note(cudaErrorMemoryAllocation, "keys of the model for attention");
+  }
   PromptParams params = LargestOf(parts);
   const int rows = RowsOfItems(parts, params);
   Plan plan = PlanItems(parts, rows, !is_deterministic_);
@@ -334,8 +391,9 @@ void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale)
   std::vector<PromptHead> heads;
   std::vector<Sent> sent;
   for (const PromptPart& part : parts) {
-    const bool is_sent = !heads.empty() && part.map > 0;  // with the part before
-    sent.push_back(is_sent ? sent.back() : SendBlocks(*part.job));
+    // With the part of the same slice before.
+    const bool is_sent = part.map > 0;
+    sent.push_back(is_sent ? sent[sent.size() - part.n_slices()] : SendBlocks(part));
     heads.push_back(HeadOf(part, sent.back()));
     params.most_rows = std::max(params.most_rows, std::min(rows, part.n_rows()));
   }

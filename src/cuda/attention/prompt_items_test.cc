@@ -18,6 +18,7 @@
 #include "cpu/kernels/testing/attend_problem.h"
 #include "cpu/kernels/testing/split_bits_problem.h"
 #include "cpu/memory/cpu_device.h"
+#include "format/entry_table.h"
 #include "format/keys.h"
 #include "format/mean_angles.h"
 
@@ -38,6 +39,9 @@ struct JobCase {
   bool has_frames = false;
   int n_pairs = 0;  // of keys that have lost a mean
   int n_joined = 1;
+  bool has_latents = false;
+  bool keeps_positions = false;  // of entries
+  int n_slices = 1;              // that share latents: 1 or both heads
 };
 
 using PromptItemsTest = ::testing::TestWithParam<JobCase>;
@@ -54,6 +58,8 @@ std::vector<double> Frequencies() {
   return all;
 }
 
+constexpr int kPositions = 1000;
+
 // Two heads of a layer in the memory of a device, drawn alike whatever the device.
 class JobsOnDevice {
  public:
@@ -62,6 +68,9 @@ class JobsOnDevice {
     const int n_heads = 2;
     ids_.resize(n_heads);
     for (int g = 0; g < n_heads; ++g) AddHead(g);
+    if (c.n_slices == 1) return;
+    for (const HeadJob& job : jobs_) slices_.push_back({job.blocks, job.packed, job.sinks.v});
+    for (HeadJob& job : jobs_) job.latents.slices = slices_;
   }
 
   std::span<const HeadJob> jobs() const { return jobs_; }
@@ -87,6 +96,7 @@ class JobsOnDevice {
     std::vector<SealedRun> runs;
     std::vector<Weight> weights;
     std::vector<WeightId> maps, keys;
+    Resident<LatentMapId> map;
   };
 
   ObjectPlace Placed(const std::byte* from, int64_t n_bytes) {
@@ -108,7 +118,8 @@ class JobsOnDevice {
   void AddHead(int g) {
     const uint64_t seed = 10 * g;
     Head& head = ids_[g];
-    HeadJob job = {.device = &memory_, .shape = {.rank_k = 48 + 32 * g, .rank_v = 64}};
+    HeadJob job = {.device = &memory_,
+                   .shape = {.rank_k = c_.n_slices > 1 ? 48 : 48 + 32 * g, .rank_v = 64}};
     if (c_.n_sealed > 0) {
       AddSealed(&head, &job, seed);
     } else {
@@ -139,11 +150,12 @@ class JobsOnDevice {
     }
     job.out_type = c_.out_type;
     job.out_head_stride = c_.out_head_stride;
-    const int head_stride = std::max(job.output_width(), c_.out_head_stride);
+    const int head_stride = std::max(c_.n_slices * job.output_width(), c_.out_head_stride);
     job.out_stride = c_.gqa_group * head_stride;
     const std::vector<std::byte> nothing(c_.n_tokens * job.out_stride * SizeOf(c_.out_type));
     job.out = Placed(nothing.data(), std::ssize(nothing));
     if (c_.has_frames || c_.n_pairs > 0) AddFrames(&head, &job, seed);
+    if (c_.has_latents) AddLatents(&head, &job, seed);
     jobs_.push_back(job);
   }
 
@@ -157,6 +169,63 @@ class JobsOnDevice {
       if (i % sink_dim_ / kHeadDim != owner) rows.Set(i, 0);
     }
     return Placed(rows.bytes.data(), std::ssize(rows.bytes));
+  }
+
+  // Cosines and sines of all positions, by pair.
+  static std::vector<float> Angles(double (*function)(double)) {
+    std::vector<float> angles;
+    for (int position = 0; position < kPositions; ++position) {
+      for (const double frequency : Frequencies()) {
+        angles.push_back(static_cast<float>(kAmplitude * function(position * frequency)));
+      }
+    }
+    return angles;
+  }
+  // The same in the order of KeyRotation.
+  static std::vector<float> BlockAngles(const std::vector<float>& angles) {
+    std::vector<float> blocks(15 * kBlockSize * kHalf);
+    for (int entry = 0; entry < 15 * kBlockSize; ++entry) {
+      for (int i = 0; i < kHalf; ++i) {
+        blocks[entry / kBlockSize * kBlockSize * kHalf + KeyOffset(entry % kBlockSize, i)] =
+            angles[entry * kHalf + i];
+      }
+    }
+    return blocks;
+  }
+
+  void AddLatents(Head* head, HeadJob* job, uint64_t seed) {
+    Random random(seed + 6);
+    const int rank = c_.n_slices * job->shape.rank_k;
+    std::vector<float> back(static_cast<size_t>(rank) * sink_dim_), offset(sink_dim_);
+    for (float& x : back) x = static_cast<float>(random.Normal() / std::sqrt(rank));
+    for (float& x : offset) x = static_cast<float>(0.3 * random.Normal());
+    head->map = {&residents_, residents_.AddLatentMap(
+                                  LatentMap(back, offset, sink_dim_, kHeadDim, DType::kBf16))};
+    const std::vector<float> cos = Angles(std::cos), sin = Angles(std::sin);
+    job->latents = {.map = head->map.id(),
+                    .key_dim = sink_dim_,
+                    .rotation = {.cos = Placed(BlockAngles(cos)),
+                                 .sin = Placed(BlockAngles(sin)),
+                                 .half = kHalf,
+                                 .way_back = 1 / (kAmplitude * kAmplitude)}};
+    job->q = job->q_full;
+    job->q_stride = job->q_full_stride;
+    if (!c_.keeps_positions) return;
+    const int n_blocks = (job->n_entries + kBlockSize - 1) / kBlockSize;
+    std::vector<std::byte> table(n_blocks * EntryTable::BlockBytes(true));
+    const EntryTable entries(table.data(), true);
+    for (int entry = 0; entry < job->n_entries; ++entry) {
+      entries.position(entry) = entry + entry / 7;
+    }
+    std::vector<uint16_t> sorted(2 * kBlockSize);
+    for (int entry = 0; entry < 2 * kBlockSize; ++entry) sorted[entry] = (entry * 5) % 140;
+    job->latents.positions = {.object = Placed(table.data(), std::ssize(table)).object,
+                              .has_sums = true};
+    job->latents.sorted = {
+        .object = Placed(reinterpret_cast<const std::byte*>(sorted.data()), 4 * kBlockSize).object,
+        .n_blocks = 2};
+    job->latents.cos = Placed(cos);
+    job->latents.sin = Placed(sin);
   }
 
   WeightId AddMap(Head* head, int64_t n_out, int64_t n_in, const std::vector<float>& rows) {
@@ -183,25 +252,17 @@ class JobsOnDevice {
       head->keys.push_back(AddMap(head, kHeadDim, rank, back));
       head->maps.push_back(AddMap(head, rank, kHeadDim, of_queries));
     }
-    std::vector<float> cos, sin;
     const std::vector<double> frequencies = Frequencies();
-    for (int position = 0; position < kFirstPosition + c_.n_entries; ++position) {
-      for (const double frequency : frequencies) {
-        cos.push_back(static_cast<float>(kAmplitude * std::cos(position * frequency)));
-        sin.push_back(static_cast<float>(kAmplitude * std::sin(position * frequency)));
-      }
-    }
     job->frames = {.n_joined = c_.n_joined,
                    .turning_mean = Placed(drawn(c_.n_joined * kHeadDim, 0.3)),
                    .n_pairs = c_.n_pairs,
-                   .cos = Placed(cos),
-                   .sin = Placed(sin),
+                   .cos = Placed(Angles(std::cos)),
+                   .sin = Placed(Angles(std::sin)),
                    .half = kHalf,
                    .n_absolute = AbsolutePairs(frequencies),
                    .way_back = static_cast<float>(1 / (kAmplitude * kAmplitude)),
                    .head_dim = kHeadDim,
                    .first_position = kFirstPosition,
-
                    .first_place = kFirstPlace};
     if (c_.n_pairs > 0) {
       job->frames.mean_angles =
@@ -271,6 +332,7 @@ class JobsOnDevice {
   int sink_dim_;
   std::vector<Head> ids_;
   std::vector<HeadJob> jobs_;
+  std::vector<LatentSliceIds> slices_;
   double most_value_ = 0;
 };
 
@@ -341,7 +403,21 @@ INSTANTIATE_TEST_SUITE_P(
                 .n_sealed = 5,
                 .has_frames = true,
                 .n_joined = 2},
-        JobCase{.name = "LessMean", .n_tokens = 1, .gqa_group = 2, .n_pairs = 16, .n_joined = 2}),
+        JobCase{.name = "LessMean", .n_tokens = 1, .gqa_group = 2, .n_pairs = 16, .n_joined = 2},
+        JobCase{.name = "Latents", .n_sinks = 4, .has_latents = true},
+        JobCase{.name = "LatentsOfJoinedHeads",
+                .gqa_group = 4,
+                .n_entries = 420,
+                .n_sealed = 5,
+                .n_joined = 2,
+                .has_latents = true,
+                .keeps_positions = true},
+        JobCase{.name = "SharedLatents",
+                .n_entries = 150,
+                .n_sinks = 4,
+                .out_head_stride = 140,
+                .has_latents = true,
+                .n_slices = 2}),
     [](const auto& info) { return info.param.name; });
 
 TEST(PromptItemsRefusalTest, OthersAreNotTaken) {

@@ -257,8 +257,8 @@ struct PromptWork {
   // Writes zeros behind the warp's rows.
   KVL_DEVICE void ClearBehind() const {
     for (int row = rows.first; row <= rows.last(); ++row) {
-      for (int64_t r = head.width + Lane(); r < head.out_head_stride; r += kWarp) {
-        const int64_t at = PlaceOf(row, static_cast<int>(r));
+      for (int r = Lane(); r < head.n_cleared; r += kWarp) {
+        const int64_t at = PlaceOf(row, head.width + r);
         if (head.out_type == DType::kBf16) {
           static_cast<uint16_t*>(head.out)[at] = 0;
         } else {

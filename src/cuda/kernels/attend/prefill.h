@@ -47,7 +47,8 @@ struct PromptHead {
   void* out = nullptr;
   DType out_type = DType::kF32;  // kF32 or kBf16
   int64_t out_stride = 0;        // elements, from token to token
-  int64_t out_head_stride = 0;   // elements, at least width, filled with zeros
+  int64_t out_head_stride = 0;   // elements, from head to head
+  int n_cleared = 0;             // numbers behind the width that become zeros
 };
 
 // Rows [row_begin, row_begin + n_rows) of a head over entries [entry_begin, entry_end), as
