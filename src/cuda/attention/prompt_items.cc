@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <variant>
 
+#include "base/units.h"
 #include "cuda/attention/expand_runs.h"
+#include "cuda/kernels/retain/entry_scores.h"
 #include "machine/attention/plan.h"
 
 namespace kvlathe {
@@ -28,6 +31,8 @@ constexpr int kItemsOfProcessor = 2;
 constexpr int kRebuiltBlocks = 4;
 // Rebuilt keys of a call take about so many bytes at most, but for those of a single part.
 constexpr int64_t kMostRebuiltBytes = int64_t{256} << 20;
+// Scores of a call likewise, but for those of a single token.
+constexpr int64_t kMostScoreFloats = int64_t{16} << 20;
 
 bool HasTurningKeys(const HeadJob& job) {
   return !job.frames.maps.empty() || job.frames.n_pairs > 0;
@@ -43,6 +48,45 @@ int64_t RebuiltBytes(std::span<const PromptPart> parts) {
   int64_t n_bytes = 0;
   for (const PromptPart& part : parts) n_bytes += RebuiltBytes(part);
   return n_bytes;
+}
+
+// From row to row of scores.
+int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSize); }
+// Floats of the scores of a part, with the maxima and sums of its rows behind them.
+int64_t ScoreFloats(const PromptPart& part) {
+  if (!part.is_scored) return 0;
+  return part.n_rows() * ScoreStride(*part.job) + 2 * RoundUp(part.n_rows(), 4);
+}
+int64_t ScoreFloats(std::span<const PromptPart> parts) {
+  int64_t n_floats = 0;
+  for (const PromptPart& part : parts) n_floats += ScoreFloats(part);
+  return n_floats;
+}
+
+// Cuts the scored rows of a job off its parts, in pieces whose scores have room. Parts of the same
+// rows stay together.
+std::vector<std::vector<PromptPart>> ScoredPieces(std::vector<PromptPart>* parts) {
+  const HeadJob& job = *parts->front().job;
+  const int group = parts->front().group(), first = std::max(0, job.first_scored) * group;
+  const int64_t row_floats = ScoreStride(job) + 4;
+  const int n_tokens =
+      static_cast<int>(std::max<int64_t>(1, kMostScoreFloats / row_floats / group));
+  std::vector<std::vector<PromptPart>> pieces;
+  for (size_t i = 0; i < parts->size(); i += (*parts)[i].n_slices()) {
+    for (int row = first; row < job.n_tokens * group; row += n_tokens * group) {
+      pieces.emplace_back();
+      for (int slice = 0; slice < (*parts)[i].n_slices(); ++slice) {
+        PromptPart piece = (*parts)[i + slice];
+        piece.row_begin = row;
+        piece.row_end = std::min(row + n_tokens * group, job.n_tokens * group);
+        piece.is_scored = slice == 0;
+        pieces.back().push_back(piece);
+      }
+    }
+  }
+  for (PromptPart& part : *parts) part.row_end = first;
+  if (first == 0) parts->clear();
+  return pieces;
 }
 
 // The blocks that rows [begin, end) of a part see.
@@ -83,7 +127,7 @@ PromptParams LargestOf(std::span<const PromptPart> parts) {
 }  // namespace
 
 PromptItems::~PromptItems() {
-  for (const Held& held : {partials_, rebuilt_}) {
+  for (const Held& held : {partials_, rebuilt_, scores_}) {
     if (held.region != 0) memory_.Free(held.region);
   }
 }
@@ -100,6 +144,7 @@ std::vector<PromptPart> PromptItems::PartsOf(const HeadJob& job) const {
     part.n_maps = static_cast<int>(job.rebuilt.keys.size());
     part.rank_k = job.rebuilt.head_dim;
   }
+  part.row_end = job.n_tokens * part.group();
   std::vector<PromptPart> parts;
   for (part.map = 0; part.map < part.n_maps; ++part.map) {
     for (part.slice = 0; part.slice < part.n_slices(); ++part.slice) parts.push_back(part);
@@ -109,7 +154,7 @@ std::vector<PromptPart> PromptItems::PartsOf(const HeadJob& job) const {
 
 bool PromptItems::Takes(const HeadJob& job) const {
   if (job.device != &memory_ || job.shape.row_type != DType::kBf16) return false;
-  if (job.merged.n_closed != nullptr || job.is_scored() || !CanExpand(job.packed)) return false;
+  if (job.merged.n_closed != nullptr || !CanExpand(job.packed)) return false;
   int64_t rebuild_bytes = 0;
   if (!job.latents.empty()) {
     const CudaLatentMap* const map = residents_.At(job.latents.map);
@@ -272,7 +317,7 @@ void PromptItems::Rebuild(std::span<const PromptPart> parts, std::span<const Sen
       heads[i].rebuilt_keys = heads[i - 1].rebuilt_keys;
       continue;
     }
-    const SeenBlocks seen = BlocksSeen(part, 0, part.n_rows());
+    const SeenBlocks seen = BlocksSeen(part, part.row_begin, part.row_end);
     for (int block = seen.begin; block < seen.end; block += kRebuiltBlocks) {
       items.push_back({.head = static_cast<int>(rebuilt.size()),
                        .first_block = block,
@@ -322,11 +367,12 @@ PromptItems::Plan PromptItems::PlanItems(std::span<const PromptPart> parts, int 
   const int most_parts = splits && n_items > 0 ? std::max(1, wanted / n_items) : 1;
   Plan plan;
   for (int j = 0; j < static_cast<int>(parts.size()); ++j) {
-    const int n_rows = parts[j].n_rows();
-    for (int row = 0; row < n_rows; row += rows) {
-      const int n = std::min(rows, n_rows - row);
+    const int end = parts[j].row_end;
+    for (int row = parts[j].row_begin; row < end; row += rows) {
+      const int n = std::min(rows, end - row);
       const SeenBlocks seen = BlocksSeen(parts[j], row, row + n);
-      const int n_parts = std::clamp(seen.n() / kFewestPartBlocks, 1, most_parts);
+      const int n_parts =
+          parts[j].is_scored ? 1 : std::clamp(seen.n() / kFewestPartBlocks, 1, most_parts);
       if (n_parts > 1) {
         plan.splits.push_back({.head = j,
                                .row_begin = row,
@@ -363,11 +409,75 @@ bool PromptItems::Hold(Held* held, int64_t n_bytes) {
   return held->region != 0;
 }
 
+bool PromptItems::PlaceScores(std::span<const PromptPart> parts, std::span<PromptHead> heads) {
+  if (!Hold(&scores_, ScoreFloats(parts) * int64_t{sizeof(float)})) return false;
+  int64_t offset = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].is_scored) continue;
+    PromptHead& head = heads[i];
+    head.scores_stride = ScoreStride(*parts[i].job);
+    head.scores = memory_.As<float>(ObjectPlace{{.region = scores_.region}}) + offset;
+    head.row_max = head.scores + parts[i].n_rows() * head.scores_stride;
+    head.row_sum = head.row_max + RoundUp(parts[i].n_rows(), 4);
+    head.first_scored_row = parts[i].row_begin;
+    offset += ScoreFloats(parts[i]);
+  }
+  return true;
+}
+
+void PromptItems::AddVotes(std::span<const PromptPart> parts, std::span<const PromptHead> heads,
+                           float sm_scale) {
+  std::vector<cuda::EntryScoreItem> items;
+  int most_rows = 0, most_entries = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].is_scored) continue;
+    const PromptPart& part = parts[i];
+    const HeadJob& job = *part.job;
+    const int token = part.row_begin / part.group();
+    cuda::EntryScoreItem item = {.scores = heads[i].scores,
+                                 .stride = heads[i].scores_stride,
+                                 .n_rows = part.n_rows(),
+                                 .gqa_group = part.group(),
+                                 .first_visible = job.first_visible + token,
+                                 .n_entries = job.n_entries,
+                                 .sm_scale = sm_scale,
+                                 .row_max = heads[i].row_max,
+                                 .row_sum = heads[i].row_sum,
+                                 .has_noise = job.noise != nullptr,
+                                 .table = memory_.At(job.scored.object)};
+    if (item.has_noise) {
+      item.noise = *job.noise;
+      item.noise.first_head += part.first_head();
+      item.noise.first_position += token;
+      item.noise.temperature += static_cast<float>(token) * item.noise.temperature_step;
+    }
+    most_rows = std::max(most_rows, item.n_rows);
+    most_entries = std::max(most_entries, item.n_entries);
+    items.push_back(item);
+  }
+  if (items.empty()) return;
+  CudaStream& stream = memory_.stream();
+  const auto* const sent = stream.Send(std::span<const cuda::EntryScoreItem>(items));
+  if (sent == nullptr) return;  // the stream tells
+  cuda::AddEntryScores(stream.get(), sent, static_cast<int>(items.size()), most_rows, most_entries);
+}
+
 void PromptItems::Attend(std::span<const HeadJob> jobs, float sm_scale) {
-  std::vector<PromptPart> parts;
+  std::vector<std::vector<PromptPart>> all, scored;
   for (const HeadJob& job : jobs) {
-    const std::vector<PromptPart> of_job = PartsOf(job);
-    if (RebuiltBytes(parts) + RebuiltBytes(of_job) > kMostRebuiltBytes) {
+    all.push_back(PartsOf(job));
+    if (!job.is_scored()) continue;
+    std::ranges::move(ScoredPieces(&all.back()), std::back_inserter(scored));
+  }
+  AttendInTurns(all, sm_scale);
+  AttendInTurns(scored, sm_scale);
+}
+
+void PromptItems::AttendInTurns(std::span<const std::vector<PromptPart>> jobs, float sm_scale) {
+  std::vector<PromptPart> parts;
+  for (const std::vector<PromptPart>& of_job : jobs) {
+    if (RebuiltBytes(parts) + RebuiltBytes(of_job) > kMostRebuiltBytes ||
+        ScoreFloats(parts) + ScoreFloats(of_job) > kMostScoreFloats) {
       AttendParts(parts, sm_scale);
       parts.clear();
     }
@@ -391,11 +501,15 @@ void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale)
   std::vector<PromptHead> heads;
   std::vector<Sent> sent;
   for (const PromptPart& part : parts) {
-    // With the part of the same slice before.
-    const bool is_sent = part.map > 0;
-    sent.push_back(is_sent ? sent[sent.size() - part.n_slices()] : SendBlocks(part));
+    // With the part of the same slice before, if there is one.
+    const int before = static_cast<int>(sent.size()) - part.n_slices();
+    const bool is_sent = before >= 0 && parts[before].job == part.job;
+    sent.push_back(is_sent ? sent[before] : SendBlocks(part));
     heads.push_back(HeadOf(part, sent.back()));
     params.most_rows = std::max(params.most_rows, std::min(rows, part.n_rows()));
+  }
+  if (!PlaceScores(parts, heads)) {
+    return stream.Note(cudaErrorMemoryAllocation, "scores for votes");
   }
   Rebuild(parts, sent, heads);
   params.base = memory_.base();
@@ -411,6 +525,7 @@ void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale)
   params.tables = MakeWindowTables();
   if (params.heads == nullptr || params.items == nullptr) return;  // the stream tells
   cuda::AttendPrompt(stream.get(), params);
+  AddVotes(parts, heads, sm_scale);
   stream.Note(cudaGetLastError(), "attention of many rows");
 }
 

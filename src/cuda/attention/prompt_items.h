@@ -31,10 +31,12 @@ struct PromptPart {
   int n_maps = 1;  // of these
   int slice = 0;
   int rank_k = 0;  // of keys that queries meet
+  int row_begin = 0, row_end = 0;
+  bool is_scored = false;  // whether its entries get the votes of its rows
 
   int group() const { return job->gqa_group / n_maps; }  // query heads
   int first_head() const { return map * group(); }
-  int n_rows() const { return job->n_tokens * group(); }
+  int n_rows() const { return row_end - row_begin; }
   int n_slices() const { return std::max<int>(1, static_cast<int>(job->latents.slices.size())); }
   bool has_slices() const { return !job->latents.slices.empty(); }
   std::span<const ObjectId> blocks() const {
@@ -77,6 +79,8 @@ class PromptItems {
   using Sent = cuda::RebuildSlice;
 
   std::vector<PromptPart> PartsOf(const HeadJob& job) const;
+  // Attends parts, as many at a time as rebuilt keys and scores leave room for.
+  void AttendInTurns(std::span<const std::vector<PromptPart>> jobs, float sm_scale);
   // Attends parts whose rebuilt keys have room at once.
   void AttendParts(std::span<const PromptPart> parts, float sm_scale);
   Sent SendBlocks(const PromptPart& part);
@@ -87,6 +91,10 @@ class PromptItems {
   void AddLatents(const PromptPart& part, cuda::RebuildHead* head) const;
   void Rebuild(std::span<const PromptPart> parts, std::span<const Sent> sent,
                std::span<cuda::PromptHead> heads);
+  // Sets where the scores of parts go; false where the GPU has no memory for them.
+  bool PlaceScores(std::span<const PromptPart> parts, std::span<cuda::PromptHead> heads);
+  void AddVotes(std::span<const PromptPart> parts, std::span<const cuda::PromptHead> heads,
+                float sm_scale);
   int RowsOfItems(std::span<const PromptPart> parts, const cuda::PromptParams& most) const;
   Plan PlanItems(std::span<const PromptPart> parts, int rows, bool splits) const;
   // False where the GPU has no memory for so much.
@@ -96,7 +104,7 @@ class PromptItems {
   const CudaResidents& residents_;
   PromptLimits limits_;
   bool is_deterministic_ = false;
-  Held partials_, rebuilt_;
+  Held partials_, rebuilt_, scores_;
 };
 
 }  // namespace kvlathe

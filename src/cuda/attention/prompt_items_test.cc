@@ -42,6 +42,8 @@ struct JobCase {
   bool has_latents = false;
   bool keeps_positions = false;  // of entries
   int n_slices = 1;              // that share latents: 1 or both heads
+  int first_scored = -1;         // token, if any votes
+  bool has_noise = false;
 };
 
 using PromptItemsTest = ::testing::TestWithParam<JobCase>;
@@ -85,6 +87,20 @@ class JobsOnDevice {
       all.insert(all.end(), floats.begin(), floats.end());
     }
     return all;
+  }
+  // The sums of votes of all entries.
+  std::vector<double> Votes() const {
+    std::vector<double> votes;
+    for (const HeadJob& job : jobs_) {
+      if (job.scored.empty()) continue;
+      std::vector<std::byte> bytes(TableBytes(job));
+      memory_.Download({.object = job.scored.object}, bytes);
+      const EntryTable table(bytes.data(), true);
+      for (int e = 0; e < job.n_entries; ++e) {
+        votes.push_back(static_cast<double>(table.sum(e)) * kScoreUnit);
+      }
+    }
+    return votes;
   }
   // The largest number of V.
   double most_value() const { return most_value_; }
@@ -156,7 +172,20 @@ class JobsOnDevice {
     job.out = Placed(nothing.data(), std::ssize(nothing));
     if (c_.has_frames || c_.n_pairs > 0) AddFrames(&head, &job, seed);
     if (c_.has_latents) AddLatents(&head, &job, seed);
+    if (c_.first_scored >= 0) AddTable(&job);
     jobs_.push_back(job);
+  }
+
+  static int64_t TableBytes(const HeadJob& job) {
+    return (job.n_entries + kBlockSize - 1) / kBlockSize * EntryTable::BlockBytes(true);
+  }
+  void AddTable(HeadJob* job) {
+    std::vector<std::byte> table(TableBytes(*job));
+    const EntryTable entries(table.data(), true);
+    for (int e = 0; e < job->n_entries; ++e) entries.position(e) = e;
+    job->scored = {.object = Placed(table.data(), std::ssize(table)).object, .has_sums = true};
+    job->first_scored = c_.first_scored;
+    if (c_.has_noise) job->noise = &noise_;
   }
 
   // Each has the numbers of one KV head of the model, and zeros for the others.
@@ -333,23 +362,34 @@ class JobsOnDevice {
   std::vector<Head> ids_;
   std::vector<HeadJob> jobs_;
   std::vector<LatentSliceIds> slices_;
+  ScoreNoise noise_ = {.key = 77,
+                       .first_head = 2,
+                       .first_position = 9,
+                       .temperature = 1.2f,
+                       .temperature_step = 0.01f,
+                       .max_temperature = 1.5f};
   double most_value_ = 0;
 };
 
-std::vector<float> OnCpu(const JobCase& c, float sm_scale) {
+struct CpuResult {
+  std::vector<float> outputs;
+  std::vector<double> votes;
+};
+CpuResult OnCpu(const JobCase& c, float sm_scale) {
   CpuDevice memory;
   CpuResidents residents(&memory);
   ThreadPool threads(1);
   const JobsOnDevice on_cpu(&memory, &residents, c);
   Attention attention(&threads, Isa::kScalar, &memory, &residents);
   EXPECT_TRUE(attention.Run(on_cpu.jobs(), sm_scale, Schedule::kLpt).ok());
-  return on_cpu.Outputs();
+  return {on_cpu.Outputs(), on_cpu.Votes()};
 }
 
 TEST_P(PromptItemsTest, IsTheAttentionOfTheCpu) {
   const JobCase& c = GetParam();
   const float sm_scale = 0.125f;
-  const std::vector<float> want = OnCpu(c, sm_scale);
+  const CpuResult of_cpu = OnCpu(c, sm_scale);
+  const std::vector<float>& want = of_cpu.outputs;
   const std::unique_ptr<CudaStream> stream = CudaStream::Create().value();
   const std::unique_ptr<CudaDevice> memory = CudaDevice::Create(stream.get(), 32 << 20).value();
   CpuDevice host;
@@ -373,6 +413,12 @@ TEST_P(PromptItemsTest, IsTheAttentionOfTheCpu) {
       error += std::abs(got[i] - want[i]);
     }
     EXPECT_LT(error / static_cast<double>(got.size()), allowed / 16);
+    const std::vector<double> votes = on_gpu.Votes();
+    const int n_times = deterministic ? 2 : 1;  // so far
+    for (size_t e = 0; e < votes.size(); ++e) {
+      const double each = of_cpu.votes[e];
+      ASSERT_NEAR(votes[e] / n_times, each, 0.02 * each + 1e-5) << "entry " << e;
+    }
   }
 }
 
@@ -404,6 +450,15 @@ INSTANTIATE_TEST_SUITE_P(
                 .has_frames = true,
                 .n_joined = 2},
         JobCase{.name = "LessMean", .n_tokens = 1, .gqa_group = 2, .n_pairs = 16, .n_joined = 2},
+        JobCase{.name = "Votes", .n_entries = 150, .n_sinks = 4, .first_scored = 0},
+        JobCase{.name = "VotesOfTheTail",
+                .gqa_group = 4,
+                .n_entries = 420,
+                .n_sealed = 5,
+                .n_joined = 2,
+                .has_latents = true,
+                .first_scored = 33,
+                .has_noise = true},
         JobCase{.name = "Latents", .n_sinks = 4, .has_latents = true},
         JobCase{.name = "LatentsOfJoinedHeads",
                 .gqa_group = 4,
