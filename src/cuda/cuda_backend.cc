@@ -8,8 +8,6 @@ namespace kvlathe {
 namespace {
 
 constexpr int64_t kMostCollected = 64;  // tokens of a step whose work is collected
-// Scores of rows that vote, of one launch: 64 MiB of them, but for those of a single job.
-constexpr int64_t kMostScoreFloats = int64_t{16} << 20;
 
 }  // namespace
 
@@ -137,7 +135,7 @@ void CudaBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule
   const AttendedBy first = WhoAttends(jobs.front());
   const auto goes_along = [&](const HeadJob& job) { return WhoAttends(job) == first; };
   if (std::ranges::all_of(jobs, goes_along)) return AttendBy(first, jobs, sm_scale, schedule);
-  std::array<std::vector<HeadJob>, 4> by_who;
+  std::array<std::vector<HeadJob>, 3> by_who;
   for (const HeadJob& job : jobs) by_who[static_cast<size_t>(WhoAttends(job))].push_back(job);
   for (size_t who = 0; who < by_who.size(); ++who) {
     if (by_who[who].empty()) continue;
@@ -149,33 +147,7 @@ CudaBackend::AttendedBy CudaBackend::WhoAttends(const HeadJob& job) const {
   if (!uses_kernels_) return AttendedBy::kMirror;
   // A row gets other bits from each of the kernels, and the faster one takes few rows alone.
   if (!is_deterministic_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
-  if (prompts_.Takes(job)) return AttendedBy::kPrompts;
-  return AttendsInParts(job) ? AttendedBy::kParts : AttendedBy::kMirror;
-}
-
-bool CudaBackend::AttendsInParts(const HeadJob& job) const {
-  if (is_deterministic_ || !job.is_scored()) return false;
-  const int n_tokens = std::max(1, CudaAttention::kMostRows / job.gqa_group);
-  ScoreNoise noise;
-  HeadJob part = TokensOf(job, 0, std::min(n_tokens, job.n_tokens), &noise);
-  if (!decoding_.Takes(part)) return false;
-  part.scored = {};
-  part.n_tokens = job.first_scored;
-  return job.first_scored == 0 || prompts_.Takes(part) || decoding_.Takes(part);
-}
-
-void CudaBackend::AttendToParts(const VotingParts& parts, float sm_scale, Schedule schedule) {
-  Attend(parts.silent(), sm_scale, schedule);
-  std::span<const HeadJob> left = parts.voting();
-  while (!left.empty()) {
-    int64_t n_floats = 0;
-    size_t n = 0;
-    while (n < left.size() && (n == 0 || n_floats + ScoreFloats(left[n]) <= kMostScoreFloats)) {
-      n_floats += ScoreFloats(left[n++]);
-    }
-    decoding_.Attend(left.first(n), sm_scale, schedule);
-    left = left.subspan(n);
-  }
+  return prompts_.Takes(job) ? AttendedBy::kPrompts : AttendedBy::kMirror;
 }
 
 void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale,
@@ -185,11 +157,6 @@ void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float 
       return decoding_.Attend(jobs, sm_scale, schedule);
     case AttendedBy::kPrompts:
       return prompts_.Attend(jobs, sm_scale);
-    case AttendedBy::kParts: {
-      VotingParts parts;
-      for (const HeadJob& job : jobs) parts.Add(job, CudaAttention::kMostRows);
-      return AttendToParts(parts, sm_scale, schedule);
-    }
     case AttendedBy::kMirror:
       return mirror_.Attend(jobs, sm_scale, schedule);
   }

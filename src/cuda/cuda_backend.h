@@ -7,7 +7,6 @@
 
 #include "cuda/attention/cuda_attention.h"
 #include "cuda/attention/prompt_items.h"
-#include "cuda/attention/voting_parts.h"
 #include "cuda/mirror/mirror.h"
 #include "cuda/retain/cuda_pruner.h"
 #include "cuda/rows/largest_finder.h"
@@ -64,12 +63,9 @@ class CudaBackend : public Backend {
  private:
   // Kernels are launched from whichever thread calls.
   void Enter() const;
-  enum class AttendedBy { kDecoding, kPrompts, kParts, kMirror };
+  // Of the jobs that kernels take not one is left to the mirror.
+  enum class AttendedBy { kDecoding, kPrompts, kMirror };
   AttendedBy WhoAttends(const HeadJob& job) const;
-  // Whether the job is of a prompt whose rows vote, and its parts (cuda/attention/voting_parts.h)
-  // have kernels.
-  bool AttendsInParts(const HeadJob& job) const;
-  void AttendToParts(const VotingParts& parts, float sm_scale, Schedule schedule);
   void AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
   // Waits for the GPU and adds what kernels have found of rows to report_.
   void ReadFlags();
