@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
+#include <variant>
 
+#include "base/units.h"
 #include "cuda/attention/expand_runs.h"
+#include "cuda/kernels/retain/entry_scores.h"
 #include "machine/attention/plan.h"
 
 namespace kvlathe {
@@ -27,24 +31,62 @@ constexpr int kItemsOfProcessor = 2;
 constexpr int kRebuiltBlocks = 4;
 // Rebuilt keys of a call take about so many bytes at most, but for those of a single part.
 constexpr int64_t kMostRebuiltBytes = int64_t{256} << 20;
+// Scores of a call likewise, but for those of a single token.
+constexpr int64_t kMostScoreFloats = int64_t{16} << 20;
 
-bool IsRebuilt(const HeadJob& job) { return !job.frames.maps.empty() || job.frames.n_pairs > 0; }
-
-int64_t RebuiltBytes(const PromptPart& part) {
-  if (!part.is_rebuilt()) return 0;
-  const int64_t n_blocks = (part.job->n_entries + kBlockSize - 1) / kBlockSize;
-  return n_blocks * KeyBytes({.rank_k = part.rank_k()});
+bool HasTurningKeys(const HeadJob& job) {
+  return !job.frames.maps.empty() || job.frames.n_pairs > 0;
 }
 
-std::vector<PromptPart> PartsOf(std::span<const HeadJob> jobs) {
-  std::vector<PromptPart> parts;
-  for (const HeadJob& job : jobs) {
-    if (!IsRebuilt(job)) parts.push_back({&job});
-    for (int map = 0; IsRebuilt(job) && map < static_cast<int>(job.rebuilt.keys.size()); ++map) {
-      parts.push_back({&job, map});
+// Bytes of the keys that are rebuilt for a part.
+int64_t RebuiltBytes(const PromptPart& part) {
+  if (!part.is_rebuilt || part.slice > 0) return 0;  // slices share them
+  const int64_t n_blocks = (part.job->n_entries + kBlockSize - 1) / kBlockSize;
+  return n_blocks * KeyBytes({.rank_k = part.rank_k});
+}
+int64_t RebuiltBytes(std::span<const PromptPart> parts) {
+  int64_t n_bytes = 0;
+  for (const PromptPart& part : parts) n_bytes += RebuiltBytes(part);
+  return n_bytes;
+}
+
+// From row to row of scores.
+int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSize); }
+// Floats of the scores of a part, with the maxima and sums of its rows behind them.
+int64_t ScoreFloats(const PromptPart& part) {
+  if (!part.is_scored) return 0;
+  return part.n_rows() * ScoreStride(*part.job) + 2 * RoundUp(part.n_rows(), 4);
+}
+int64_t ScoreFloats(std::span<const PromptPart> parts) {
+  int64_t n_floats = 0;
+  for (const PromptPart& part : parts) n_floats += ScoreFloats(part);
+  return n_floats;
+}
+
+// Cuts the scored rows of a job off its parts, in pieces whose scores have room. Parts of the same
+// rows stay together.
+std::vector<std::vector<PromptPart>> ScoredPieces(std::vector<PromptPart>* parts) {
+  const HeadJob& job = *parts->front().job;
+  const int group = parts->front().group(), first = std::max(0, job.first_scored) * group;
+  const int64_t row_floats = ScoreStride(job) + 4;
+  const int n_tokens =
+      static_cast<int>(std::max<int64_t>(1, kMostScoreFloats / row_floats / group));
+  std::vector<std::vector<PromptPart>> pieces;
+  for (size_t i = 0; i < parts->size(); i += (*parts)[i].n_slices()) {
+    for (int row = first; row < job.n_tokens * group; row += n_tokens * group) {
+      pieces.emplace_back();
+      for (int slice = 0; slice < (*parts)[i].n_slices(); ++slice) {
+        PromptPart piece = (*parts)[i + slice];
+        piece.row_begin = row;
+        piece.row_end = std::min(row + n_tokens * group, job.n_tokens * group);
+        piece.is_scored = slice == 0;
+        pieces.back().push_back(piece);
+      }
     }
   }
-  return parts;
+  for (PromptPart& part : *parts) part.row_end = first;
+  if (first == 0) parts->clear();
+  return pieces;
 }
 
 // The blocks that rows [begin, end) of a part see.
@@ -74,10 +116,10 @@ PromptParams LargestOf(std::span<const PromptPart> parts) {
   PromptParams most;
   for (const PromptPart& part : parts) {
     const HeadJob& job = *part.job;
-    most.most_rank_k = std::max(most.most_rank_k, part.rank_k());
+    most.most_rank_k = std::max(most.most_rank_k, part.rank_k);
     if (job.sinks.n > 0) most.most_rank_k = std::max(most.most_rank_k, job.head_dim);
-    most.most_rank_v = std::max({most.most_rank_v, job.shape.rank_v, job.output_width()});
-    most.most_width = std::max(most.most_width, job.output_width());
+    most.most_rank_v = std::max({most.most_rank_v, job.shape.rank_v, part.width()});
+    most.most_width = std::max(most.most_width, part.width());
   }
   return most;
 }
@@ -85,29 +127,55 @@ PromptParams LargestOf(std::span<const PromptPart> parts) {
 }  // namespace
 
 PromptItems::~PromptItems() {
-  for (const Held& held : {partials_, rebuilt_}) {
+  for (const Held& held : {partials_, rebuilt_, scores_}) {
     if (held.region != 0) memory_.Free(held.region);
   }
 }
 
+std::vector<PromptPart> PromptItems::PartsOf(const HeadJob& job) const {
+  PromptPart part = {.job = &job, .rank_k = job.shape.rank_k};
+  if (!job.latents.empty()) {
+    const CudaLatentMap& map = *residents_.At(job.latents.map);
+    part.is_rebuilt = true;
+    part.n_maps = map.head_dim / map.key_dim;
+    part.rank_k = map.key_dim;
+  } else if (HasTurningKeys(job)) {
+    part.is_rebuilt = true;
+    part.n_maps = static_cast<int>(job.rebuilt.keys.size());
+    part.rank_k = job.rebuilt.head_dim;
+  }
+  part.row_end = job.n_tokens * part.group();
+  std::vector<PromptPart> parts;
+  for (part.map = 0; part.map < part.n_maps; ++part.map) {
+    for (part.slice = 0; part.slice < part.n_slices(); ++part.slice) parts.push_back(part);
+  }
+  return parts;
+}
+
 bool PromptItems::Takes(const HeadJob& job) const {
   if (job.device != &memory_ || job.shape.row_type != DType::kBf16) return false;
-  if (!job.latents.empty() || job.merged.n_closed != nullptr || job.is_scored()) return false;
-  if (!CanExpand(job.packed)) return false;
+  if (job.merged.n_closed != nullptr || !CanExpand(job.packed)) return false;
   int64_t rebuild_bytes = 0;
-  if (IsRebuilt(job)) {
+  if (!job.latents.empty()) {
+    const CudaLatentMap* const map = residents_.At(job.latents.map);
+    if (map == nullptr || map->row_type != DType::kBf16) return false;
+    const bool has_slices = !job.latents.slices.empty();
+    if (has_slices && std::holds_alternative<SplitBitsCodec>(job.packed.format.codec)) return false;
+    rebuild_bytes = cuda::RebuildSharedBytes(map->rank, map->key_dim);
+  } else if (HasTurningKeys(job)) {
     if (job.rebuilt.keys.empty() || job.shape.has_one_side) return false;
     rebuild_bytes = cuda::RebuildSharedBytes(job.shape.rank_k, job.rebuilt.head_dim);
   }
-  const std::vector<PromptPart> parts = PartsOf({&job, 1});
+  const std::vector<PromptPart> parts = PartsOf(job);
   const PromptParams most = LargestOf(parts);
   if (most.most_rank_k % 16 != 0 || most.most_rank_v % 16 != 0) return false;
   const int64_t bytes = cuda::PromptSharedBytes(1, most.most_rank_k, most.most_rank_v);
   return std::max(bytes, rebuild_bytes) <= limits_.shared_bytes;
 }
 
-std::vector<ExpandRun> PromptItems::RunsOf(const HeadJob& job) const {
-  const SealedHead& head = job.packed;
+std::vector<ExpandRun> PromptItems::RunsOf(const PromptPart& part) const {
+  const HeadJob& job = *part.job;
+  const SealedHead& head = part.packed();
   ExpandAddresses at = {.cos = memory_.As<const float>(head.rotation.cos),
                         .sin = memory_.As<const float>(head.rotation.sin)};
   if (const CudaCodebooks* const books = residents_.At(head.codebooks); books != nullptr) {
@@ -125,10 +193,10 @@ std::vector<ExpandRun> PromptItems::RunsOf(const HeadJob& job) const {
   return runs;
 }
 
-PromptItems::Sent PromptItems::SendBlocks(const HeadJob& job) {
-  const std::vector<ExpandRun> runs = RunsOf(job);
+PromptItems::Sent PromptItems::SendBlocks(const PromptPart& part) {
+  const std::vector<ExpandRun> runs = RunsOf(part);
   std::vector<uint32_t> blocks;
-  for (const ObjectId& block : job.blocks) blocks.push_back(memory_.PlaceOf(block));
+  for (const ObjectId& block : part.blocks()) blocks.push_back(memory_.PlaceOf(block));
   CudaStream& stream = memory_.stream();
   return {stream.Send(std::span<const uint32_t>(blocks)),
           stream.Send(std::span<const ExpandRun>(runs)), static_cast<int>(runs.size())};
@@ -136,99 +204,135 @@ PromptItems::Sent PromptItems::SendBlocks(const HeadJob& job) {
 
 PromptHead PromptItems::HeadOf(const PromptPart& part, const Sent& sent) const {
   const HeadJob& job = *part.job;
-  const int width = job.output_width();
-  const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : width;
+  const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : job.output_width();
+  const int64_t first_out = part.first_head() * head_stride + part.slice * part.width();
+  const bool is_last = part.slice + 1 == part.n_slices();
+  const ObjectPlace& sink_v =
+      part.has_slices() ? job.latents.slices[part.slice].sink_v : job.sinks.v;
   const auto* const whole =
       memory_.As<const uint16_t>(job.q_full) + part.first_head() * job.q_full_stride;
-  PromptHead head = {
-      .rank_k = part.rank_k(),
-      .rank_v = job.shape.rank_v,
-      .width = width,
-      .gqa_group = part.group(),
-      .stored_rank_k = job.shape.rank_k,
-      .q = memory_.As<const uint16_t>(job.q),
-      .q_stride = job.q_stride,
-      .q_token_stride = job.gqa_group * job.q_stride,
-      .blocks = sent.blocks,
-      .runs = sent.runs,
-      .n_runs = sent.n_runs,
-      .first_visible = job.first_visible,
-      .window = job.window,
-      .q_full = whole,
-      .q_full_stride = job.q_full_stride,
-      .q_full_token_stride = job.gqa_group * job.q_full_stride,
-      .head_dim = job.head_dim,
-      .sink_k = memory_.As<const uint16_t>(job.sinks.k),
-      .sink_v = memory_.As<const uint16_t>(job.sinks.v),
-      .n_sinks = job.sinks.n,
-      .sinks_visible = job.sinks.first_visible,
-      .sink_window = job.sinks.window,
-      .out = memory_.At(job.out + part.first_head() * head_stride * SizeOf(job.out_type)),
-      .out_type = job.out_type,
-      .out_stride = job.out_stride,
-      .out_head_stride = head_stride};
-  if (part.is_rebuilt()) {  // queries of one KV head of the model lie behind zeros for the others
-    head.q = whole + part.map * job.rebuilt.head_dim;
+  PromptHead head = {.rank_k = part.rank_k,
+                     .rank_v = job.shape.rank_v,
+                     .width = part.width(),
+                     .gqa_group = part.group(),
+                     .stored_rank_k = job.shape.rank_k,
+                     .q = memory_.As<const uint16_t>(job.q),
+                     .q_stride = job.q_stride,
+                     .q_token_stride = job.gqa_group * job.q_stride,
+                     .blocks = sent.blocks,
+                     .runs = sent.runs,
+                     .n_runs = sent.n_runs,
+                     .first_visible = job.first_visible,
+                     .window = job.window,
+                     .q_full = whole,
+                     .q_full_stride = job.q_full_stride,
+                     .q_full_token_stride = job.gqa_group * job.q_full_stride,
+                     .head_dim = job.head_dim,
+                     .sink_k = memory_.As<const uint16_t>(job.sinks.k),
+                     .sink_v = memory_.As<const uint16_t>(sink_v),
+                     .n_sinks = job.sinks.n,
+                     .sinks_visible = job.sinks.first_visible,
+                     .sink_window = job.sinks.window,
+                     .out = memory_.At(job.out + first_out * SizeOf(job.out_type)),
+                     .out_type = job.out_type,
+                     .out_stride = job.out_stride,
+                     .out_head_stride = head_stride,
+                     .n_cleared = is_last ? static_cast<int>(head_stride) - job.output_width() : 0};
+  if (part.is_rebuilt) {  // queries of one KV head of the model lie behind zeros for the others
+    head.q = whole + part.map * part.rank_k;
     head.q_stride = head.q_full_stride;
     head.q_token_stride = head.q_full_token_stride;
   }
   return head;
 }
 
-cuda::RebuildHead PromptItems::RebuildHeadOf(const PromptPart& part, const Sent& sent) const {
-  const HeadJob& job = *part.job;
-  const FrameIds& frames = job.frames;
-  const CudaMatrix& map = *residents_.At(job.rebuilt.keys[part.map]);
+void PromptItems::AddFrames(const PromptPart& part, cuda::RebuildHead* head) const {
+  const FrameIds& frames = part.job->frames;
   const int64_t of_part = int64_t{part.map} * frames.head_dim;
   const auto floats_of_part = [&](const ObjectPlace& place) {
     return place.is_null() ? nullptr : memory_.As<const float>(place) + of_part;
   };
-  return {.rank_k = job.shape.rank_k,
-          .blocks = sent.blocks,
-          .runs = sent.runs,
-          .n_runs = sent.n_runs,
-          .n_entries = job.n_entries,
-          .map = map.data,
-          .map_row_bytes = map.row_bytes,
-          .head_dim = job.rebuilt.head_dim,
-          .has_frames = !frames.maps.empty(),
-          .key_offset = floats_of_part(frames.key_offset),
-          .turning_mean = floats_of_part(frames.turning_mean),
-          .n_pairs = frames.n_pairs,
-          .cos = memory_.As<const float>(frames.cos),
-          .sin = memory_.As<const float>(frames.sin),
-          .half = frames.half,
-          .n_absolute = frames.n_absolute,
-          .unit = std::sqrt(frames.way_back),
-          .first_position = frames.first_position,
-          .first_place = frames.first_place};
+  const CudaMatrix& map = *residents_.At(part.job->rebuilt.keys[part.map]);
+  head->map = map.data;
+  head->map_row_bytes = map.row_bytes;
+  if (!frames.maps.empty()) {
+    head->turn = cuda::KeyTurn::kFrames;
+    head->offset = floats_of_part(frames.key_offset);
+  }
+  head->cos = memory_.As<const float>(frames.cos);
+  head->sin = memory_.As<const float>(frames.sin);
+  head->half = frames.half;
+  head->n_absolute = frames.n_absolute;
+  head->unit = std::sqrt(frames.way_back);
+  head->turning_mean = floats_of_part(frames.turning_mean);
+  head->n_pairs = frames.n_pairs;
+  head->first_position = frames.first_position;
+  head->first_place = frames.first_place;
+}
+
+void PromptItems::AddLatents(const PromptPart& part, cuda::RebuildHead* head) const {
+  const LatentIds& latents = part.job->latents;
+  const CudaLatentMap& map = *residents_.At(latents.map);
+  const int64_t first = int64_t{part.map} * map.key_dim;
+  head->map_row_bytes = int64_t{2} * map.rank;
+  head->map = map.columns + first * head->map_row_bytes;
+  head->offset = map.offset + first;
+  head->half = latents.rotation.half;
+  if (head->half == 0) return;
+  const bool has_positions = !latents.positions.empty() || latents.sorted.n_blocks > 0;
+  head->turn = has_positions ? cuda::KeyTurn::kPositions : cuda::KeyTurn::kBlocks;
+  head->cos = memory_.As<const float>(has_positions ? latents.cos : latents.rotation.cos);
+  head->sin = memory_.As<const float>(has_positions ? latents.sin : latents.rotation.sin);
+  head->table = memory_.At(latents.positions.object);
+  head->has_sums = latents.positions.has_sums;
+  head->sorted = memory_.At(latents.sorted.object);
+  head->n_sorted_blocks = latents.sorted.n_blocks;
+  head->is_sorted_wide = latents.sorted.is_wide;
+}
+
+cuda::RebuildHead PromptItems::RebuildHeadOf(const PromptPart& part) const {
+  cuda::RebuildHead head = {.n_slices = part.n_slices(),
+                            .slice_rank = part.job->shape.rank_k,
+                            .n_entries = part.job->n_entries,
+                            .head_dim = part.rank_k};
+  if (part.job->latents.empty()) {
+    AddFrames(part, &head);
+  } else {
+    AddLatents(part, &head);
+  }
+  return head;
 }
 
 void PromptItems::Rebuild(std::span<const PromptPart> parts, std::span<const Sent> sent,
                           std::span<PromptHead> heads) {
   cuda::RebuildParams params = {.base = memory_.base(), .tables = MakeWindowTables()};
+  CudaStream& stream = memory_.stream();
   std::vector<cuda::RebuildHead> rebuilt;
   std::vector<cuda::RebuildItem> items;
   int64_t offset = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     const PromptPart& part = parts[i];
-    if (!part.is_rebuilt()) continue;
-    const SeenBlocks seen = BlocksSeen(part, 0, part.n_rows());
+    if (!part.is_rebuilt) continue;
+    if (part.slice > 0) {
+      heads[i].rebuilt_keys = heads[i - 1].rebuilt_keys;
+      continue;
+    }
+    const SeenBlocks seen = BlocksSeen(part, part.row_begin, part.row_end);
     for (int block = seen.begin; block < seen.end; block += kRebuiltBlocks) {
       items.push_back({.head = static_cast<int>(rebuilt.size()),
                        .first_block = block,
                        .n_blocks = std::min(kRebuiltBlocks, seen.end - block),
-                       .first_run = RunAt(part.job->packed, block)});
+                       .first_run = RunAt(part.packed(), block)});
     }
-    rebuilt.push_back(RebuildHeadOf(part, sent[i]));
+    rebuilt.push_back(RebuildHeadOf(part));
+    rebuilt.back().slices = stream.Send(sent.subspan(i, part.n_slices()));
     rebuilt.back().keys = memory_.At(ObjectPlace{{.region = rebuilt_.region}, offset});
     heads[i].rebuilt_keys = rebuilt.back().keys;
     offset += RebuiltBytes(part);
-    params.most_rank_k = std::max(params.most_rank_k, part.job->shape.rank_k);
-    params.most_head_dim = std::max(params.most_head_dim, part.rank_k());
+    params.most_rank_k = std::max(params.most_rank_k, part.n_slices() * part.job->shape.rank_k);
+    params.most_head_dim = std::max(params.most_head_dim, part.rank_k);
   }
   if (items.empty()) return;
-  CudaStream& stream = memory_.stream();
   params.heads = stream.Send(std::span<const cuda::RebuildHead>(rebuilt));
   params.items = stream.Send(std::span<const cuda::RebuildItem>(items));
   params.n_items = static_cast<int>(items.size());
@@ -263,12 +367,12 @@ PromptItems::Plan PromptItems::PlanItems(std::span<const PromptPart> parts, int 
   const int most_parts = splits && n_items > 0 ? std::max(1, wanted / n_items) : 1;
   Plan plan;
   for (int j = 0; j < static_cast<int>(parts.size()); ++j) {
-    const HeadJob& job = *parts[j].job;
-    const int n_rows = parts[j].n_rows();
-    for (int row = 0; row < n_rows; row += rows) {
-      const int n = std::min(rows, n_rows - row);
+    const int end = parts[j].row_end;
+    for (int row = parts[j].row_begin; row < end; row += rows) {
+      const int n = std::min(rows, end - row);
       const SeenBlocks seen = BlocksSeen(parts[j], row, row + n);
-      const int n_parts = std::clamp(seen.n() / kFewestPartBlocks, 1, most_parts);
+      const int n_parts =
+          parts[j].is_scored ? 1 : std::clamp(seen.n() / kFewestPartBlocks, 1, most_parts);
       if (n_parts > 1) {
         plan.splits.push_back({.head = j,
                                .row_begin = row,
@@ -281,10 +385,10 @@ PromptItems::Plan PromptItems::PlanItems(std::span<const PromptPart> parts, int 
         PromptItem item = {.head = j, .row_begin = row, .n_rows = n};
         item.entry_begin = part == 0 ? 0 : begin_of(part) * kBlockSize;
         item.entry_end = std::min(seen.entry_end, begin_of(part + 1) * kBlockSize);
-        item.first_run = RunAt(job.packed, begin_of(part));
+        item.first_run = RunAt(parts[j].packed(), begin_of(part));
         if (n_parts > 1) {
           item.partial_offset = plan.n_floats;
-          plan.n_floats += PartialFloats(n, job.output_width());
+          plan.n_floats += PartialFloats(n, parts[j].width());
         }
         plan.items.push_back(item);
       }
@@ -305,26 +409,89 @@ bool PromptItems::Hold(Held* held, int64_t n_bytes) {
   return held->region != 0;
 }
 
-void PromptItems::Attend(std::span<const HeadJob> jobs, float sm_scale) {
-  const std::vector<PromptPart> parts = PartsOf(jobs);
-  for (size_t begin = 0, end; begin < parts.size(); begin = end) {
-    int64_t n_bytes = RebuiltBytes(parts[begin]);
-    for (end = begin + 1; end < parts.size(); ++end) {
-      n_bytes += RebuiltBytes(parts[end]);
-      if (n_bytes > kMostRebuiltBytes) {
-        n_bytes -= RebuiltBytes(parts[end]);
-        break;
-      }
-    }
-    if (!Hold(&rebuilt_, n_bytes)) {
-      return memory_.stream().Note(cudaErrorMemoryAllocation, "keys of the model for attention");
-    }
-    AttendParts(std::span(parts).subspan(begin, end - begin), sm_scale);
+bool PromptItems::PlaceScores(std::span<const PromptPart> parts, std::span<PromptHead> heads) {
+  if (!Hold(&scores_, ScoreFloats(parts) * int64_t{sizeof(float)})) return false;
+  int64_t offset = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].is_scored) continue;
+    PromptHead& head = heads[i];
+    head.scores_stride = ScoreStride(*parts[i].job);
+    head.scores = memory_.As<float>(ObjectPlace{{.region = scores_.region}}) + offset;
+    head.row_max = head.scores + parts[i].n_rows() * head.scores_stride;
+    head.row_sum = head.row_max + RoundUp(parts[i].n_rows(), 4);
+    head.first_scored_row = parts[i].row_begin;
+    offset += ScoreFloats(parts[i]);
   }
+  return true;
+}
+
+void PromptItems::AddVotes(std::span<const PromptPart> parts, std::span<const PromptHead> heads,
+                           float sm_scale) {
+  std::vector<cuda::EntryScoreItem> items;
+  int most_rows = 0, most_entries = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].is_scored) continue;
+    const PromptPart& part = parts[i];
+    const HeadJob& job = *part.job;
+    const int token = part.row_begin / part.group();
+    cuda::EntryScoreItem item = {.scores = heads[i].scores,
+                                 .stride = heads[i].scores_stride,
+                                 .n_rows = part.n_rows(),
+                                 .gqa_group = part.group(),
+                                 .first_visible = job.first_visible + token,
+                                 .n_entries = job.n_entries,
+                                 .sm_scale = sm_scale,
+                                 .row_max = heads[i].row_max,
+                                 .row_sum = heads[i].row_sum,
+                                 .has_noise = job.noise != nullptr,
+                                 .table = memory_.At(job.scored.object)};
+    if (item.has_noise) {
+      item.noise = *job.noise;
+      item.noise.first_head += part.first_head();
+      item.noise.first_position += token;
+      item.noise.temperature += static_cast<float>(token) * item.noise.temperature_step;
+    }
+    most_rows = std::max(most_rows, item.n_rows);
+    most_entries = std::max(most_entries, item.n_entries);
+    items.push_back(item);
+  }
+  if (items.empty()) return;
+  CudaStream& stream = memory_.stream();
+  const auto* const sent = stream.Send(std::span<const cuda::EntryScoreItem>(items));
+  if (sent == nullptr) return;  // the stream tells
+  cuda::AddEntryScores(stream.get(), sent, static_cast<int>(items.size()), most_rows, most_entries);
+}
+
+void PromptItems::Attend(std::span<const HeadJob> jobs, float sm_scale) {
+  std::vector<std::vector<PromptPart>> all, scored;
+  for (const HeadJob& job : jobs) {
+    all.push_back(PartsOf(job));
+    if (!job.is_scored()) continue;
+    std::ranges::move(ScoredPieces(&all.back()), std::back_inserter(scored));
+  }
+  AttendInTurns(all, sm_scale);
+  AttendInTurns(scored, sm_scale);
+}
+
+void PromptItems::AttendInTurns(std::span<const std::vector<PromptPart>> jobs, float sm_scale) {
+  std::vector<PromptPart> parts;
+  for (const std::vector<PromptPart>& of_job : jobs) {
+    if (RebuiltBytes(parts) + RebuiltBytes(of_job) > kMostRebuiltBytes ||
+        ScoreFloats(parts) + ScoreFloats(of_job) > kMostScoreFloats) {
+      AttendParts(parts, sm_scale);
+      parts.clear();
+    }
+    parts.insert(parts.end(), of_job.begin(), of_job.end());
+  }
+  AttendParts(parts, sm_scale);
 }
 
 void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale) {
+  if (parts.empty()) return;
   CudaStream& stream = memory_.stream();
+  if (!Hold(&rebuilt_, RebuiltBytes(parts))) {
+    return stream.Note(cudaErrorMemoryAllocation, "keys of the model for attention");
+  }
   PromptParams params = LargestOf(parts);
   const int rows = RowsOfItems(parts, params);
   Plan plan = PlanItems(parts, rows, !is_deterministic_);
@@ -334,10 +501,15 @@ void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale)
   std::vector<PromptHead> heads;
   std::vector<Sent> sent;
   for (const PromptPart& part : parts) {
-    const bool is_sent = !heads.empty() && part.map > 0;  // with the part before
-    sent.push_back(is_sent ? sent.back() : SendBlocks(*part.job));
+    // With the part of the same slice before, if there is one.
+    const int before = static_cast<int>(sent.size()) - part.n_slices();
+    const bool is_sent = before >= 0 && parts[before].job == part.job;
+    sent.push_back(is_sent ? sent[before] : SendBlocks(part));
     heads.push_back(HeadOf(part, sent.back()));
     params.most_rows = std::max(params.most_rows, std::min(rows, part.n_rows()));
+  }
+  if (!PlaceScores(parts, heads)) {
+    return stream.Note(cudaErrorMemoryAllocation, "scores for votes");
   }
   Rebuild(parts, sent, heads);
   params.base = memory_.base();
@@ -353,6 +525,7 @@ void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale)
   params.tables = MakeWindowTables();
   if (params.heads == nullptr || params.items == nullptr) return;  // the stream tells
   cuda::AttendPrompt(stream.get(), params);
+  AddVotes(parts, heads, sm_scale);
   stream.Note(cudaGetLastError(), "attention of many rows");
 }
 

@@ -2,6 +2,7 @@
 // many rows, and those of any codec that no faster kernel reads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -20,20 +21,31 @@ struct PromptLimits {
   int64_t shared_bytes = int64_t{99} << 10;  // that a block of threads may take
 };
 
-// A job, or its query heads that share a KV head of the model, where keys are rebuilt for each of
-// these. Rows of a part are numbered as those of a job with so many heads.
+// A job, or a piece of it where keys are rebuilt: the query heads that share a KV head of the
+// model, and of latents that several heads share the values of one slice. Rows of a part are
+// numbered as those of a job with so many heads.
 struct PromptPart {
   const HeadJob* job = nullptr;
-  int map = -1;  // of the KV head; negative: all of the job
+  bool is_rebuilt = false;
+  int map = 0;     // KV head of the model of those that the head joins
+  int n_maps = 1;  // of these
+  int slice = 0;
+  int rank_k = 0;  // of keys that queries meet
+  int row_begin = 0, row_end = 0;
+  bool is_scored = false;  // whether its entries get the votes of its rows
 
-  bool is_rebuilt() const { return map >= 0; }
-  int group() const {  // query heads
-    return is_rebuilt() ? job->gqa_group / static_cast<int>(job->rebuilt.keys.size())
-                        : job->gqa_group;
+  int group() const { return job->gqa_group / n_maps; }  // query heads
+  int first_head() const { return map * group(); }
+  int n_rows() const { return row_end - row_begin; }
+  int n_slices() const { return std::max<int>(1, static_cast<int>(job->latents.slices.size())); }
+  bool has_slices() const { return !job->latents.slices.empty(); }
+  std::span<const ObjectId> blocks() const {
+    return has_slices() ? job->latents.slices[slice].blocks : job->blocks;
   }
-  int first_head() const { return is_rebuilt() ? map * group() : 0; }
-  int rank_k() const { return is_rebuilt() ? job->rebuilt.head_dim : job->shape.rank_k; }
-  int n_rows() const { return job->n_tokens * group(); }
+  const SealedHead& packed() const {
+    return has_slices() ? job->latents.slices[slice].packed : job->packed;
+  }
+  int width() const { return has_slices() ? job->shape.rank_v : job->output_width(); }
 };
 
 class PromptItems {
@@ -64,20 +76,25 @@ class PromptItems {
     int64_t n_bytes = 0;
   };
   // What a part reads, on the GPU.
-  struct Sent {
-    const uint32_t* blocks;
-    const cuda::ExpandRun* runs;
-    int n_runs;
-  };
+  using Sent = cuda::RebuildSlice;
 
+  std::vector<PromptPart> PartsOf(const HeadJob& job) const;
+  // Attends parts, as many at a time as rebuilt keys and scores leave room for.
+  void AttendInTurns(std::span<const std::vector<PromptPart>> jobs, float sm_scale);
   // Attends parts whose rebuilt keys have room at once.
   void AttendParts(std::span<const PromptPart> parts, float sm_scale);
-  Sent SendBlocks(const HeadJob& job);
-  std::vector<cuda::ExpandRun> RunsOf(const HeadJob& job) const;
+  Sent SendBlocks(const PromptPart& part);
+  std::vector<cuda::ExpandRun> RunsOf(const PromptPart& part) const;
   cuda::PromptHead HeadOf(const PromptPart& part, const Sent& sent) const;
-  cuda::RebuildHead RebuildHeadOf(const PromptPart& part, const Sent& sent) const;
+  cuda::RebuildHead RebuildHeadOf(const PromptPart& part) const;
+  void AddFrames(const PromptPart& part, cuda::RebuildHead* head) const;
+  void AddLatents(const PromptPart& part, cuda::RebuildHead* head) const;
   void Rebuild(std::span<const PromptPart> parts, std::span<const Sent> sent,
                std::span<cuda::PromptHead> heads);
+  // Sets where the scores of parts go; false where the GPU has no memory for them.
+  bool PlaceScores(std::span<const PromptPart> parts, std::span<cuda::PromptHead> heads);
+  void AddVotes(std::span<const PromptPart> parts, std::span<const cuda::PromptHead> heads,
+                float sm_scale);
   int RowsOfItems(std::span<const PromptPart> parts, const cuda::PromptParams& most) const;
   Plan PlanItems(std::span<const PromptPart> parts, int rows, bool splits) const;
   // False where the GPU has no memory for so much.
@@ -87,7 +104,7 @@ class PromptItems {
   const CudaResidents& residents_;
   PromptLimits limits_;
   bool is_deterministic_ = false;
-  Held partials_, rebuilt_;
+  Held partials_, rebuilt_, scores_;
 };
 
 }  // namespace kvlathe

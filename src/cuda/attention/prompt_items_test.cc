@@ -18,6 +18,7 @@
 #include "cpu/kernels/testing/attend_problem.h"
 #include "cpu/kernels/testing/split_bits_problem.h"
 #include "cpu/memory/cpu_device.h"
+#include "format/entry_table.h"
 #include "format/keys.h"
 #include "format/mean_angles.h"
 
@@ -38,6 +39,11 @@ struct JobCase {
   bool has_frames = false;
   int n_pairs = 0;  // of keys that have lost a mean
   int n_joined = 1;
+  bool has_latents = false;
+  bool keeps_positions = false;  // of entries
+  int n_slices = 1;              // that share latents: 1 or both heads
+  int first_scored = -1;         // token, if any votes
+  bool has_noise = false;
 };
 
 using PromptItemsTest = ::testing::TestWithParam<JobCase>;
@@ -54,6 +60,8 @@ std::vector<double> Frequencies() {
   return all;
 }
 
+constexpr int kPositions = 1000;
+
 // Two heads of a layer in the memory of a device, drawn alike whatever the device.
 class JobsOnDevice {
  public:
@@ -62,6 +70,9 @@ class JobsOnDevice {
     const int n_heads = 2;
     ids_.resize(n_heads);
     for (int g = 0; g < n_heads; ++g) AddHead(g);
+    if (c.n_slices == 1) return;
+    for (const HeadJob& job : jobs_) slices_.push_back({job.blocks, job.packed, job.sinks.v});
+    for (HeadJob& job : jobs_) job.latents.slices = slices_;
   }
 
   std::span<const HeadJob> jobs() const { return jobs_; }
@@ -77,6 +88,20 @@ class JobsOnDevice {
     }
     return all;
   }
+  // The sums of votes of all entries.
+  std::vector<double> Votes() const {
+    std::vector<double> votes;
+    for (const HeadJob& job : jobs_) {
+      if (job.scored.empty()) continue;
+      std::vector<std::byte> bytes(TableBytes(job));
+      memory_.Download({.object = job.scored.object}, bytes);
+      const EntryTable table(bytes.data(), true);
+      for (int e = 0; e < job.n_entries; ++e) {
+        votes.push_back(static_cast<double>(table.sum(e)) * kScoreUnit);
+      }
+    }
+    return votes;
+  }
   // The largest number of V.
   double most_value() const { return most_value_; }
 
@@ -87,6 +112,7 @@ class JobsOnDevice {
     std::vector<SealedRun> runs;
     std::vector<Weight> weights;
     std::vector<WeightId> maps, keys;
+    Resident<LatentMapId> map;
   };
 
   ObjectPlace Placed(const std::byte* from, int64_t n_bytes) {
@@ -108,7 +134,8 @@ class JobsOnDevice {
   void AddHead(int g) {
     const uint64_t seed = 10 * g;
     Head& head = ids_[g];
-    HeadJob job = {.device = &memory_, .shape = {.rank_k = 48 + 32 * g, .rank_v = 64}};
+    HeadJob job = {.device = &memory_,
+                   .shape = {.rank_k = c_.n_slices > 1 ? 48 : 48 + 32 * g, .rank_v = 64}};
     if (c_.n_sealed > 0) {
       AddSealed(&head, &job, seed);
     } else {
@@ -139,12 +166,26 @@ class JobsOnDevice {
     }
     job.out_type = c_.out_type;
     job.out_head_stride = c_.out_head_stride;
-    const int head_stride = std::max(job.output_width(), c_.out_head_stride);
+    const int head_stride = std::max(c_.n_slices * job.output_width(), c_.out_head_stride);
     job.out_stride = c_.gqa_group * head_stride;
     const std::vector<std::byte> nothing(c_.n_tokens * job.out_stride * SizeOf(c_.out_type));
     job.out = Placed(nothing.data(), std::ssize(nothing));
     if (c_.has_frames || c_.n_pairs > 0) AddFrames(&head, &job, seed);
+    if (c_.has_latents) AddLatents(&head, &job, seed);
+    if (c_.first_scored >= 0) AddTable(&job);
     jobs_.push_back(job);
+  }
+
+  static int64_t TableBytes(const HeadJob& job) {
+    return (job.n_entries + kBlockSize - 1) / kBlockSize * EntryTable::BlockBytes(true);
+  }
+  void AddTable(HeadJob* job) {
+    std::vector<std::byte> table(TableBytes(*job));
+    const EntryTable entries(table.data(), true);
+    for (int e = 0; e < job->n_entries; ++e) entries.position(e) = e;
+    job->scored = {.object = Placed(table.data(), std::ssize(table)).object, .has_sums = true};
+    job->first_scored = c_.first_scored;
+    if (c_.has_noise) job->noise = &noise_;
   }
 
   // Each has the numbers of one KV head of the model, and zeros for the others.
@@ -157,6 +198,63 @@ class JobsOnDevice {
       if (i % sink_dim_ / kHeadDim != owner) rows.Set(i, 0);
     }
     return Placed(rows.bytes.data(), std::ssize(rows.bytes));
+  }
+
+  // Cosines and sines of all positions, by pair.
+  static std::vector<float> Angles(double (*function)(double)) {
+    std::vector<float> angles;
+    for (int position = 0; position < kPositions; ++position) {
+      for (const double frequency : Frequencies()) {
+        angles.push_back(static_cast<float>(kAmplitude * function(position * frequency)));
+      }
+    }
+    return angles;
+  }
+  // The same in the order of KeyRotation.
+  static std::vector<float> BlockAngles(const std::vector<float>& angles) {
+    std::vector<float> blocks(15 * kBlockSize * kHalf);
+    for (int entry = 0; entry < 15 * kBlockSize; ++entry) {
+      for (int i = 0; i < kHalf; ++i) {
+        blocks[entry / kBlockSize * kBlockSize * kHalf + KeyOffset(entry % kBlockSize, i)] =
+            angles[entry * kHalf + i];
+      }
+    }
+    return blocks;
+  }
+
+  void AddLatents(Head* head, HeadJob* job, uint64_t seed) {
+    Random random(seed + 6);
+    const int rank = c_.n_slices * job->shape.rank_k;
+    std::vector<float> back(static_cast<size_t>(rank) * sink_dim_), offset(sink_dim_);
+    for (float& x : back) x = static_cast<float>(random.Normal() / std::sqrt(rank));
+    for (float& x : offset) x = static_cast<float>(0.3 * random.Normal());
+    head->map = {&residents_, residents_.AddLatentMap(
+                                  LatentMap(back, offset, sink_dim_, kHeadDim, DType::kBf16))};
+    const std::vector<float> cos = Angles(std::cos), sin = Angles(std::sin);
+    job->latents = {.map = head->map.id(),
+                    .key_dim = sink_dim_,
+                    .rotation = {.cos = Placed(BlockAngles(cos)),
+                                 .sin = Placed(BlockAngles(sin)),
+                                 .half = kHalf,
+                                 .way_back = 1 / (kAmplitude * kAmplitude)}};
+    job->q = job->q_full;
+    job->q_stride = job->q_full_stride;
+    if (!c_.keeps_positions) return;
+    const int n_blocks = (job->n_entries + kBlockSize - 1) / kBlockSize;
+    std::vector<std::byte> table(n_blocks * EntryTable::BlockBytes(true));
+    const EntryTable entries(table.data(), true);
+    for (int entry = 0; entry < job->n_entries; ++entry) {
+      entries.position(entry) = entry + entry / 7;
+    }
+    std::vector<uint16_t> sorted(2 * kBlockSize);
+    for (int entry = 0; entry < 2 * kBlockSize; ++entry) sorted[entry] = (entry * 5) % 140;
+    job->latents.positions = {.object = Placed(table.data(), std::ssize(table)).object,
+                              .has_sums = true};
+    job->latents.sorted = {
+        .object = Placed(reinterpret_cast<const std::byte*>(sorted.data()), 4 * kBlockSize).object,
+        .n_blocks = 2};
+    job->latents.cos = Placed(cos);
+    job->latents.sin = Placed(sin);
   }
 
   WeightId AddMap(Head* head, int64_t n_out, int64_t n_in, const std::vector<float>& rows) {
@@ -183,25 +281,17 @@ class JobsOnDevice {
       head->keys.push_back(AddMap(head, kHeadDim, rank, back));
       head->maps.push_back(AddMap(head, rank, kHeadDim, of_queries));
     }
-    std::vector<float> cos, sin;
     const std::vector<double> frequencies = Frequencies();
-    for (int position = 0; position < kFirstPosition + c_.n_entries; ++position) {
-      for (const double frequency : frequencies) {
-        cos.push_back(static_cast<float>(kAmplitude * std::cos(position * frequency)));
-        sin.push_back(static_cast<float>(kAmplitude * std::sin(position * frequency)));
-      }
-    }
     job->frames = {.n_joined = c_.n_joined,
                    .turning_mean = Placed(drawn(c_.n_joined * kHeadDim, 0.3)),
                    .n_pairs = c_.n_pairs,
-                   .cos = Placed(cos),
-                   .sin = Placed(sin),
+                   .cos = Placed(Angles(std::cos)),
+                   .sin = Placed(Angles(std::sin)),
                    .half = kHalf,
                    .n_absolute = AbsolutePairs(frequencies),
                    .way_back = static_cast<float>(1 / (kAmplitude * kAmplitude)),
                    .head_dim = kHeadDim,
                    .first_position = kFirstPosition,
-
                    .first_place = kFirstPlace};
     if (c_.n_pairs > 0) {
       job->frames.mean_angles =
@@ -271,23 +361,35 @@ class JobsOnDevice {
   int sink_dim_;
   std::vector<Head> ids_;
   std::vector<HeadJob> jobs_;
+  std::vector<LatentSliceIds> slices_;
+  ScoreNoise noise_ = {.key = 77,
+                       .first_head = 2,
+                       .first_position = 9,
+                       .temperature = 1.2f,
+                       .temperature_step = 0.01f,
+                       .max_temperature = 1.5f};
   double most_value_ = 0;
 };
 
-std::vector<float> OnCpu(const JobCase& c, float sm_scale) {
+struct CpuResult {
+  std::vector<float> outputs;
+  std::vector<double> votes;
+};
+CpuResult OnCpu(const JobCase& c, float sm_scale) {
   CpuDevice memory;
   CpuResidents residents(&memory);
   ThreadPool threads(1);
   const JobsOnDevice on_cpu(&memory, &residents, c);
   Attention attention(&threads, Isa::kScalar, &memory, &residents);
   EXPECT_TRUE(attention.Run(on_cpu.jobs(), sm_scale, Schedule::kLpt).ok());
-  return on_cpu.Outputs();
+  return {on_cpu.Outputs(), on_cpu.Votes()};
 }
 
 TEST_P(PromptItemsTest, IsTheAttentionOfTheCpu) {
   const JobCase& c = GetParam();
   const float sm_scale = 0.125f;
-  const std::vector<float> want = OnCpu(c, sm_scale);
+  const CpuResult of_cpu = OnCpu(c, sm_scale);
+  const std::vector<float>& want = of_cpu.outputs;
   const std::unique_ptr<CudaStream> stream = CudaStream::Create().value();
   const std::unique_ptr<CudaDevice> memory = CudaDevice::Create(stream.get(), 32 << 20).value();
   CpuDevice host;
@@ -311,6 +413,12 @@ TEST_P(PromptItemsTest, IsTheAttentionOfTheCpu) {
       error += std::abs(got[i] - want[i]);
     }
     EXPECT_LT(error / static_cast<double>(got.size()), allowed / 16);
+    const std::vector<double> votes = on_gpu.Votes();
+    const int n_times = deterministic ? 2 : 1;  // so far
+    for (size_t e = 0; e < votes.size(); ++e) {
+      const double each = of_cpu.votes[e];
+      ASSERT_NEAR(votes[e] / n_times, each, 0.02 * each + 1e-5) << "entry " << e;
+    }
   }
 }
 
@@ -341,7 +449,30 @@ INSTANTIATE_TEST_SUITE_P(
                 .n_sealed = 5,
                 .has_frames = true,
                 .n_joined = 2},
-        JobCase{.name = "LessMean", .n_tokens = 1, .gqa_group = 2, .n_pairs = 16, .n_joined = 2}),
+        JobCase{.name = "LessMean", .n_tokens = 1, .gqa_group = 2, .n_pairs = 16, .n_joined = 2},
+        JobCase{.name = "Votes", .n_entries = 150, .n_sinks = 4, .first_scored = 0},
+        JobCase{.name = "VotesOfTheTail",
+                .gqa_group = 4,
+                .n_entries = 420,
+                .n_sealed = 5,
+                .n_joined = 2,
+                .has_latents = true,
+                .first_scored = 33,
+                .has_noise = true},
+        JobCase{.name = "Latents", .n_sinks = 4, .has_latents = true},
+        JobCase{.name = "LatentsOfJoinedHeads",
+                .gqa_group = 4,
+                .n_entries = 420,
+                .n_sealed = 5,
+                .n_joined = 2,
+                .has_latents = true,
+                .keeps_positions = true},
+        JobCase{.name = "SharedLatents",
+                .n_entries = 150,
+                .n_sinks = 4,
+                .out_head_stride = 140,
+                .has_latents = true,
+                .n_slices = 2}),
     [](const auto& info) { return info.param.name; });
 
 TEST(PromptItemsRefusalTest, OthersAreNotTaken) {

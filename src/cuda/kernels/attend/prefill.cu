@@ -195,6 +195,26 @@ struct PromptWork {
     ExpandBlock<false>(*at.run, at.block, at.block_idx, tile);
   }
 
+  // Leaves the scores of the tile that begins with entry `begin`.
+  KVL_DEVICE void LeaveScores(const float (&s)[kScoreTiles][4], int begin) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = rows.of_lane(i);
+      if (row > rows.last()) continue;
+      float* const to = head.scores + (row - head.first_scored_row) * head.scores_stride + begin;
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const int half = part / 2, odd = part % 2;
+        Words4 four;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          four.x[j] = std::bit_cast<uint32_t>(s[4 * half + j][odd + 2 * i]);
+        }
+        *reinterpret_cast<Words4*>(to + TokenOfLane(half, odd)) = four;
+      }
+    }
+  }
+
   KVL_DEVICE void Attend(const Stretch& x) {
     if (x.begin >= x.end) return;
     SyncBlock();  // the stretch before is done with
@@ -217,6 +237,7 @@ struct PromptWork {
         FindScores<kSteps>(own_q, tile.k, x.rank_k, s);
         const bool scales = has_run && at.run->k.has_token_scales && head.rebuilt_keys == nullptr;
         if (scales) ScaleByTokens(tile.k_scales, s);
+        if (head.scores != nullptr && !x.is_sink && first_channel == 0) LeaveScores(s, begin);
       }
       WaitCopies<0>();
       SyncBlock();  // values are there, and the keys are done with
@@ -257,8 +278,8 @@ struct PromptWork {
   // Writes zeros behind the warp's rows.
   KVL_DEVICE void ClearBehind() const {
     for (int row = rows.first; row <= rows.last(); ++row) {
-      for (int64_t r = head.width + Lane(); r < head.out_head_stride; r += kWarp) {
-        const int64_t at = PlaceOf(row, static_cast<int>(r));
+      for (int r = Lane(); r < head.n_cleared; r += kWarp) {
+        const int64_t at = PlaceOf(row, head.width + r);
         if (head.out_type == DType::kBf16) {
           static_cast<uint16_t*>(head.out)[at] = 0;
         } else {
@@ -294,7 +315,12 @@ struct PromptWork {
           WriteFour(row, channel, four);
         }
       }
-      if (is_part && first_channel == 0 && Lane() % 4 == 0) {
+      if (first_channel > 0 || Lane() % 4 != 0) continue;
+      if (head.row_max != nullptr) {
+        head.row_max[row - head.first_scored_row] = sums.max[i] * kLn2;
+        head.row_sum[row - head.first_scored_row] = sums.sum[i];
+      }
+      if (is_part) {
         partial[n_floats + of_item] = sums.max[i] * kLn2;
         partial[n_floats + (item.n_rows + 15) / 16 * 16 + of_item] = sums.sum[i];
       }

@@ -47,7 +47,15 @@ struct PromptHead {
   void* out = nullptr;
   DType out_type = DType::kF32;  // kF32 or kBf16
   int64_t out_stride = 0;        // elements, from token to token
-  int64_t out_head_stride = 0;   // elements, at least width, filled with zeros
+  int64_t out_head_stride = 0;   // elements, from head to head
+  int n_cleared = 0;             // numbers behind the width that become zeros
+  // Where scores are wanted: those of rows from first_scored_row on, which no items share, and
+  // their maxima and sums, as EntryScoreItem (cuda/kernels/retain/entry_scores.h) takes them.
+  float* scores = nullptr;    // [rows, scores_stride], q k of entries of blocks, not scaled
+  int64_t scores_stride = 0;  // a multiple of kBlockSize that holds the entries
+  float* row_max = nullptr;
+  float* row_sum = nullptr;
+  int first_scored_row = 0;
 };
 
 // Rows [row_begin, row_begin + n_rows) of a head over entries [entry_begin, entry_end), as

@@ -32,7 +32,7 @@ KVL_KERNEL(kThreads) MergeKernel(KVL_PARAMS(PromptParams) p) {
   const int of_head = split.row_begin + row;
   const int64_t to =
       of_head / head.gqa_group * head.out_stride + of_head % head.gqa_group * head.out_head_stride;
-  for (int64_t r = ThreadIdx(); r < head.out_head_stride; r += kThreads) {
+  for (int r = ThreadIdx(); r < head.width + head.n_cleared; r += kThreads) {
     float o = 0;
     for (int part = 0; part < split.n_parts && sum > 0 && r < head.width; ++part) {
       if (sums[part * n_floats] == 0) continue;

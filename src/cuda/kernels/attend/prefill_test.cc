@@ -449,6 +449,7 @@ SinkOutput RunWithSink(const Problem& problem, const SinkShape& sink) {
   head.out_type = DType::kBf16;
   head.out_stride = int64_t{problem.gqa_group} * kHeadStride;
   head.out_head_stride = kHeadStride;
+  head.n_cleared = kHeadStride - sink.width;
   const DeviceArray<PromptHead> heads(std::vector<PromptHead>{head});
   const DeviceArray<PromptItem> items(
       std::vector<PromptItem>{{.n_rows = n_rows, .entry_end = problem.reference.kv_end}});

@@ -3,6 +3,7 @@
 #include "cuda/kernels/attend/rebuild.h"
 #include "cuda/kernels/attend/tile.cuh"
 #include "cuda/simt/launch.h"
+#include "format/entry_table.h"
 #include "format/keys.h"
 
 namespace kvlathe::cuda {
@@ -28,7 +29,7 @@ struct RebuildPlaces {
 
 // Sixteen channels of the model of all tokens, from the words of a block: a row of the product is a
 // channel, where FindScores has a query.
-KVL_DEVICE void MapKeys(const RebuildHead& head, int channel, const uint32_t* k,
+KVL_DEVICE void MapKeys(const RebuildHead& head, int rank_k, int channel, const uint32_t* k,
                         float (&s)[kScoreTiles][4]) {
   const int i = Lane() % 4, g = Lane() / 4;
   const std::byte* const rows = head.map + int64_t{channel + g} * head.map_row_bytes + 4 * i;
@@ -39,7 +40,7 @@ KVL_DEVICE void MapKeys(const RebuildHead& head, int channel, const uint32_t* k,
 #pragma unroll
     for (int c = 0; c < 4; ++c) s[t][c] = 0;
   }
-  for (int r = 0; r < head.rank_k; r += 16) {
+  for (int r = 0; r < rank_k; r += 16) {
     const uint32_t a[4] = {LoadWord(rows + 2 * r), LoadWord(later + 2 * r),
                            LoadWord(rows + 2 * r + 16), LoadWord(later + 2 * r + 16)};
     const uint32_t* const from = words + r / 2 * kKeyStride;
@@ -75,24 +76,46 @@ KVL_DEVICE Turned Turn(float x, float y, float cos, float sin) {
   return {cos * x - sin * y, cos * y + sin * x};
 }
 
-// Gives the keys of a block their offsets and their means back, and turns them by the start of the
-// frame, but for absolute pairs.
+// The position of an entry whose positions are kept.
+KVL_DEVICE int64_t KeptPosition(const RebuildHead& head, int entry) {
+  const SortedPositions sorted(head.sorted, head.n_sorted_blocks, head.is_sorted_wide);
+  if (sorted.Has(entry / kBlockSize)) return sorted.at(entry);
+  return EntryTable(head.table, head.has_sums).position(entry);
+}
+
+// Where the angle of a pair of an entry is in the tables of cosines and sines.
+KVL_DEVICE int64_t AngleOf(const RebuildHead& head, int entry, int pair) {
+  // Entries that are not there yet turn like the last one; nobody sees them.
+  const int own = entry < head.n_entries ? entry : head.n_entries - 1;
+  switch (head.turn) {
+    case KeyTurn::kFrames: {
+      const int first = entry / kBlockSize * kBlockSize;
+      const int start = first - (first + head.first_place) % kFramePositions;
+      return int64_t{head.first_position + start} * head.half + pair;
+    }
+    case KeyTurn::kBlocks:
+      return int64_t{entry / kBlockSize} * kBlockSize * head.half +
+             KeyOffset(entry % kBlockSize, pair);
+    default:
+      return KeptPosition(head, own) * head.half + pair;
+  }
+}
+
+// Gives the keys of the block that begins with `entry` their offsets back, turns them, and gives
+// back the means that turn.
 KVL_DEVICE void TurnWhole(const RebuildHead& head, int entry, float* whole) {
-  const int start = entry - (entry + head.first_place) % kFramePositions;
-  const int64_t of_frame = int64_t{head.first_position + start} * head.half;
-  const float* const offset = head.has_frames ? head.key_offset : nullptr;
+  const int first_turning = head.turn == KeyTurn::kFrames ? head.n_absolute : 0;
   for (int at = ThreadIdx(); at < head.half * kBlockSize; at += BlockDim()) {
     const int i = at / kBlockSize, token = at % kBlockSize, j = i + head.half;
     float& first = whole[i * kWholeStride + token];
     float& second = whole[j * kWholeStride + token];
     Turned key = {first, second};
-    if (offset != nullptr) key = {key.x + offset[i], key.y + offset[j]};
-    if (head.has_frames && i >= head.n_absolute) {
-      key = Turn(key.x, key.y, head.unit * head.cos[of_frame + i],
-                 head.unit * head.sin[of_frame + i]);
+    if (head.offset != nullptr) key = {key.x + head.offset[i], key.y + head.offset[j]};
+    if (head.turn != KeyTurn::kNone && i >= first_turning) {
+      const int64_t angle = AngleOf(head, entry + token, i);
+      key = Turn(key.x, key.y, head.unit * head.cos[angle], head.unit * head.sin[angle]);
     }
     if (i < head.n_pairs) {
-      // Entries that are not there yet turn like the last one; nobody sees them.
       const int last = head.n_entries - 1, own = entry + token < last ? entry + token : last;
       const int64_t angle = int64_t{head.first_position + own} * head.half + i;
       const Turned mean = Turn(head.turning_mean[i], head.turning_mean[j],
@@ -102,11 +125,11 @@ KVL_DEVICE void TurnWhole(const RebuildHead& head, int entry, float* whole) {
     first = key.x;
     second = key.y;
   }
-  if (offset == nullptr) return;
+  if (head.offset == nullptr) return;
   const int n_rest = head.head_dim - 2 * head.half;  // channels that do not turn
   for (int at = ThreadIdx(); at < n_rest * kBlockSize; at += BlockDim()) {
     const int channel = 2 * head.half + at / kBlockSize;
-    whole[channel * kWholeStride + at % kBlockSize] += offset[channel];
+    whole[channel * kWholeStride + at % kBlockSize] += head.offset[channel];
   }
 }
 
@@ -127,14 +150,23 @@ KVL_KERNEL(kThreads, 1) RebuildKernel(KVL_PARAMS(RebuildParams) p) {
   auto* const windows = reinterpret_cast<uint16_t*>(shared + places.windows);
   const TileMemory tile = {reinterpret_cast<uint32_t*>(shared), nullptr,
                            reinterpret_cast<float*>(shared + places.k_scales), nullptr, windows};
-  StageWindows(head.runs, head.n_runs, p.tables, windows);
-  BlockFinder finder = {head.blocks, head.runs, head.n_runs, p.base, item.first_run};
+  const RebuildSlice& own = head.slices[0];
+  StageWindows(own.runs, own.n_runs, p.tables, windows);
+  const int rank_k = head.n_slices * head.slice_rank;
   for (int block = item.first_block; block < item.first_block + item.n_blocks; ++block) {
-    const BlockPlace at = finder.Find(block);
-    if (at.run == nullptr) {
-      CopyPlainKeys(at.block, head.rank_k, tile.k);
-    } else {
-      ExpandBlock<true>(*at.run, at.block, at.block_idx, tile);
+    bool has_token_scales = false;
+    for (int i = 0; i < head.n_slices; ++i) {
+      const RebuildSlice& slice = head.slices[i];
+      TileMemory to = tile;
+      to.k += i * (head.slice_rank / 2) * kKeyStride;
+      BlockFinder finder = {slice.blocks, slice.runs, slice.n_runs, p.base, item.first_run};
+      const BlockPlace at = finder.Find(block);
+      if (at.run == nullptr) {
+        CopyPlainKeys(at.block, head.slice_rank, to.k);
+      } else {
+        ExpandBlock<true>(*at.run, at.block, at.block_idx, to);
+        has_token_scales = at.run->k.has_token_scales;
+      }
     }
     CommitCopies();
     WaitCopies<0>();
@@ -142,8 +174,8 @@ KVL_KERNEL(kThreads, 1) RebuildKernel(KVL_PARAMS(RebuildParams) p) {
     for (int channel = WarpIdx() * kRowsOfWarp; channel < head.head_dim;
          channel += WarpCount() * kRowsOfWarp) {
       float s[kScoreTiles][4];
-      MapKeys(head, channel, tile.k, s);
-      if (at.run != nullptr && at.run->k.has_token_scales) ScaleByTokens(tile.k_scales, s);
+      MapKeys(head, rank_k, channel, tile.k, s);
+      if (has_token_scales) ScaleByTokens(tile.k_scales, s);
       StoreWhole(s, whole + channel * kWholeStride);
     }
     SyncBlock();
