@@ -1,5 +1,5 @@
 # What src/cuda/CMakeLists.txt makes for the emulated device, made for GPUs: kernels by nvcc, host code with the
-# toolkit's headers, and every test of kernels once more as NAME_gpu, which is skipped where no GPU is.
+# toolkit's headers, and tests once more as NAME_gpu, which are skipped where no GPU is.
 
 # gpu_names(RESULT kvlathe_simt kvlathe_cuda_kernels ...): what takes the place of those of our libraries that a target links.
 function(gpu_names result)
@@ -70,10 +70,18 @@ target_link_libraries(cuda_bench_gpu PRIVATE kvlathe_flags kvlathe_cuda_kernels_
 
 get_directory_property(targets BUILDSYSTEM_TARGETS)
 foreach(test IN LISTS targets)
+  get_target_property(type ${test} TYPE)
   get_target_property(sources ${test} SOURCES)
-  set(of_kernels ${sources})
-  list(FILTER of_kernels INCLUDE REGEX "^kernels/.*_test\\.cc$")
-  if(of_kernels)
+  if(NOT type STREQUAL "EXECUTABLE" OR NOT sources MATCHES "_test\\.cc")
+    continue()
+  endif()
+  # Those of the emulated device itself have nothing to find on a GPU.
+  set(of_emulated)
+  foreach(source IN LISTS sources)
+    file(STRINGS ${source} found REGEX "^#include \"cuda/(emulated|simt)/")
+    list(APPEND of_emulated ${found})
+  endforeach()
+  if(NOT of_emulated)
     get_target_property(libraries ${test} LINK_LIBRARIES)
     gpu_names(deps ${libraries})
     kvl_test(NAME ${test}_gpu SRCS ${sources} testing/needs_gpu.cc DEPS ${deps})
