@@ -37,14 +37,14 @@ READER = re.compile(r"\b(Add\w+)<(?:(\d+), )?kN>\(rows")
 # Products of a reader for a tile and 8 rows.
 PRODUCTS_OF_TILE = {"AddRowScores": 4, "AddNumberScores": 5, "AddScoresByChannel": 8, "AddUnitScores": 4, "AddRowValues": 4,
                     "AddNumberValues": 4, "AddUnitValues": 4}
-# Readers of keys and of values by format, and the instructions a code that it may take where 8 rows are computed. Codes of 3
-# and 5 bits have a high bit apart, which costs more than those bounds allow.
+# Readers of keys and of values by format, and the instructions a code that it may take where 8 rows are computed. Uniform codes
+# of 3 bits have a high bit apart, which costs more than that bound allows.
 FORMATS = {"rows": ("AddRowScores", "AddRowValues", None)}
 for n_bits in (8, 4, 3, 2):
     FORMATS[f"uniform {n_bits}"] = (f"AddNumberScores<{n_bits}>", f"AddNumberValues<{n_bits}>", None if n_bits == 3 else 4)
     FORMATS[f"by channel {n_bits}"] = (f"AddScoresByChannel<{n_bits}>", f"AddNumberValues<{n_bits}>", None)
 for n_bits in (8, 5, 4, 3, 2, 1):
-    FORMATS[f"trellis {n_bits}"] = (f"AddUnitScores<{n_bits}>", f"AddUnitValues<{n_bits}>", None if n_bits in (3, 5) else 7)
+    FORMATS[f"trellis {n_bits}"] = (f"AddUnitScores<{n_bits}>", f"AddUnitValues<{n_bits}>", 7)
 CHANNELS = 128
 CODES_OF_TILE = 64 * 16 // 32  # a lane's
 # Kernels that touch local memory, by how many instructions at most, and why; no other kernel may.

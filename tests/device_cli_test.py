@@ -122,6 +122,7 @@ class Serving(DeviceCase):
             self.assertEqual(len(answers), 2)
             self.assertEqual(answers[0], answers[1])
             self.assertGreater(len(answers[0]), 10)
+            self.assertLess(server.metric("kvlathe_kv_bytes_reserved"), 20 * MIB)
             self.assertEqual(server.ask("GET", "/health")[:2], (200, {"status": "ok"}))
             self.assertIn(f'kvlathe_device_info{{device="{NAME}",model_name="{MODEL.name}"}}', server.metrics())
             self.assertEqual(next(event["device"] for event in server.log if event["event"] == "listening"), NAME)

@@ -24,7 +24,8 @@ CudaBackend::CudaBackend(const Parts& parts)
       largest_(parts.memory),
       pruner_(parts.memory),
       appender_(parts.stream, parts.memory),
-      sealer_(parts.stream, parts.memory, parts.residents) {}
+      sealer_(parts.stream, parts.memory, parts.residents),
+      grams_(parts.stream, parts.memory) {}
 
 void CudaBackend::Enter() const {
   thread_local int current = -1;
@@ -163,6 +164,7 @@ void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float 
 
 void CudaBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {
   Enter();
+  if (uses_kernels_) return grams_.Gather(plans, n_dims, type);
   mirror_.GatherGrams(plans, n_dims, type);
 }
 

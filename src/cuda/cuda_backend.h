@@ -13,6 +13,7 @@
 #include "cuda/rows/row_verbs.h"
 #include "cuda/seal/cuda_appender.h"
 #include "cuda/seal/cuda_sealer.h"
+#include "cuda/seal/gram_gatherer.h"
 #include "machine/backend.h"
 
 namespace kvlathe {
@@ -82,6 +83,7 @@ class CudaBackend : public Backend {
   CudaPruner pruner_;
   CudaAppender appender_;
   CudaSealer sealer_;
+  GramGatherer grams_;
   StepReport report_;  // of kernels, since the last Finish
 };
 

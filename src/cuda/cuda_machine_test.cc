@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "cpu/memory/cpu_device.h"
 #include "cuda/emulated/emulated_runtime.h"
+#include "format/split_bits/coded_rows.h"
 #include "machine/machine_buffer.h"
 
 namespace kvlathe {
@@ -67,6 +71,75 @@ TEST_F(CudaMachineTest, TellsOnceOfEachVerbThatRunsOnTheHost) {
     EXPECT_TRUE(backend.Finish().ok());
   }
   EXPECT_EQ(told, (std::vector<std::string>{"TakeRows", "TakeChannel"}));
+}
+
+// Rows that cannot be coded, by a kernel or on the host.
+TEST_F(CudaMachineTest, TellsOnceWhoseRowsAreNotFinite) {
+  for (const bool uses_kernels : {false, true}) {
+    const auto machine = CudaMachine::Create(
+        {.memory_bytes = 16 * kMiB, .uses_kernels = uses_kernels}, &threads_, Isa::kScalar);
+    ASSERT_TRUE(machine.ok()) << machine.status();
+    Device& memory = (*machine)->memory();
+    Backend& backend = (*machine)->backend();
+    const BlockShape shape = {.rank_k = 16, .rank_v = 16};
+    const MachineBuffer block =
+        *MachineBuffer::Allocate(&memory, kBlockSize * CodedTokenBytes(shape), "a block");
+    const MachineBuffer rows = *MachineBuffer::Allocate(&memory, 64, "rows");
+    const auto append = [&](std::byte of_key) {
+      memory.Fill(rows.place(), of_key, 32);
+      memory.Fill(rows.place() + 32, std::byte{0}, 32);
+      AppendPlan plan = {.layer_idx = 5};
+      plan.items.push_back({.device = &memory, .sequence = 3, .n_rows = 1});
+      plan.rows.push_back({.shape = shape,
+                           .block = block.place().object,
+                           .is_coded = true,
+                           .n_rows = 1,
+                           .k = rows.place(),
+                           .k_stride = 16,
+                           .v = rows.place() + 32,
+                           .v_stride = 16});
+      backend.Append(plan);
+      return backend.Finish();
+    };
+    const auto report = append(std::byte{0xff});  // NaN
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_EQ(report->failures.size(), 1u);
+    EXPECT_EQ(report->failures[0].sequence, 3);
+    EXPECT_EQ(report->failures[0].layer_idx, 5);
+    EXPECT_EQ(report->failures[0].status.code(), StatusCode::kDataLoss);
+    const auto next = append(std::byte{0x3f});
+    ASSERT_TRUE(next.ok()) << next.status();
+    EXPECT_TRUE(next->failures.empty());
+  }
+}
+
+// Bytes of this process that lie in memory.
+int64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t all = 0, resident = 0;
+  statm >> all >> resident;
+  return resident * CpuDevice().page_bytes();
+}
+
+TEST_F(CudaMachineTest, NothingOfTheGpuStaysOnTheHostBehindAVerb) {
+  constexpr int64_t kDims = 1024, kRows = 16 * 1024;
+  const auto machine = CudaMachine::Create({.memory_bytes = 80 * kMiB, .uses_kernels = false},
+                                           &threads_, Isa::kScalar);
+  ASSERT_TRUE(machine.ok()) << machine.status();
+  Device& memory = (*machine)->memory();
+  const MachineBuffer rows = *MachineBuffer::Allocate(&memory, kRows * kDims * 4, "rows");
+  memory.Fill(rows.place(), std::byte{0x3f}, rows.n_bytes());
+  ASSERT_TRUE((*machine)->backend().Finish().ok());
+  const int64_t before = ResidentBytes();
+  const std::vector<float> channel = (*machine)->backend().TakeChannel(
+      {.rows = rows.place(), .n_rows = kRows, .n_dims = kDims, .channel = 7});
+  ASSERT_TRUE((*machine)->backend().Finish().ok());
+  EXPECT_GT(channel.back(), 0);
+  float taken = 1;
+  memory.Download(rows.place() + 7 * 4, std::as_writable_bytes(std::span(&taken, 1)));
+  EXPECT_EQ(taken, 0);
+  // It brought 64 MiB, through 8 of pinned memory.
+  EXPECT_LT(ResidentBytes() - before, 24 * kMiB);
 }
 
 }  // namespace

@@ -31,7 +31,8 @@ class Device {
   // the system alone says when memory is short.
   static constexpr int64_t kUnbounded = INT64_MAX;
   virtual int64_t n_free_bytes() const { return kUnbounded; }
-  // The granule in which Discard gives memory back, in bytes.
+  // The granule in which Discard gives memory back, in bytes; larger than any region where it never
+  // does.
   virtual int64_t page_bytes() const = 0;
   // Says that whole pages of a region hold nothing. They take no memory until they are written
   // again.

@@ -222,7 +222,7 @@ StatusOr<ValueProjection> ModelWeights::WholeValues(int layer_idx, ThreadPool* p
 }
 
 WeightType ModelWeights::FoldedType(const Projection& whole) const {
-  const WeightType type = reader_.TypeOf({whole}, types_, *residents());
+  const WeightType type = reader_.TypeOf({whole}, types_);
   // A fold makes new numbers: what was rounded to few bits is not rounded so again.
   return HasBlocks(type) ? types_.dense_weights() : type;
 }

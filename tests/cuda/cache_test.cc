@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "../machines/lived_sequence.h"
+#include "../sequence_cases.h"
 #include "cuda/cuda_machine.h"
 #include "io/files.h"
 #include "io/scratch_folder.h"
 #include "kv/blocks/sequence_file.h"
 #include "kv/cache_layout.h"
 #include "kv/spec/spec.h"
-#include "lived_sequence.h"
 #include "runtime/machines/machine_choice.h"
-#include "sequence_cases.h"
 
 namespace kvlathe {
 namespace {
@@ -70,19 +70,37 @@ TEST_P(CacheOnAGpu, HasTheBitsOfTheCpuWithoutKernels) {
   EXPECT_TRUE(logits == LiveThrough(GetParam(), MakeMachine(&threads_, Isa::kScalar), 210));
 }
 
-// Sums in other orders move roundings, and where a method chooses what stays or a code they may
-// move that too; the logits of these models reach 2. A restored sequence goes on as the original
-// does.
+// Sums in other orders move roundings, and where a method chooses a code or what stays they may
+// move that too. A restored sequence goes on as the original does.
 TEST_P(CacheOnAGpu, IsNearTheCpuWithKernels) {
-  const auto logits = LiveThrough(GetParam(), GpuMachine(&threads_, true), 210);
-  ASSERT_EQ(logits.size(), 5u);
-  const auto of_cpu = LiveThrough(GetParam(), MakeMachine(&threads_, Isa::kScalar), 210);
-  float largest = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    largest = std::max(largest, LargestDifference(logits[i], of_cpu[i]));
+  const ExactProducts exact = {.attention = true};
+  // The largest logits of these models are about 0.5. Measured: at most 0.009, and 0.027 where a
+  // low-rank repair is added to codes of lathe.
+  constexpr float kLogitBound = 0.035f;
+  std::vector<std::string> of_cpu;
+  for (const bool is_gpu : {false, true}) {
+    const std::unique_ptr<Model> model =
+        MakeCaseModel(GetParam(), is_gpu ? GpuMachine(&threads_, true)
+                                         : MakeMachine(&threads_, Isa::kScalar, exact));
+    BlockPool pool(kBudgetBytes, &model->machine().memory());
+    SequenceCache cache(&model->layout(), &pool), restored(&model->layout(), &pool);
+    cache.set_n_prompt(150, 300);
+    std::vector<std::string> logits;
+    logits.push_back(Feed(model.get(), &cache, RandomTokens(150, 1), 75));
+    logits.push_back(Feed(model.get(), &cache, RandomTokens(6, 2), 1));
+    const SequenceIdentity identity = {Spec::Parse(GetParam().spec)->ToString(), "a model"};
+    const ScratchFolder folder;
+    ASSERT_TRUE(SaveSequence(cache, identity, "", folder / "sequence").ok());
+    const auto state =
+        RestoreSequence(folder / "sequence", {identity, &model->layout(), 1024}, &restored);
+    ASSERT_TRUE(state.ok()) << state.status();
+    logits.push_back(Feed(model.get(), &restored, RandomTokens(2, 3), 1));
+    EXPECT_TRUE(Feed(model.get(), &cache, RandomTokens(2, 3), 1) == logits.back());
+    if (!is_gpu) of_cpu = logits;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      EXPECT_LT(LargestDifference(logits[i], of_cpu[i]), kLogitBound) << i;
+    }
   }
-  printf("largest %s %g\n", GetParam().name.c_str(), largest);
-  EXPECT_TRUE(logits[2] == logits[4]);
 }
 
 // A sequence of one machine goes on on the other, from files that are the same.
@@ -121,13 +139,14 @@ TEST_P(CacheOnAGpu, TravelsBothWaysInFilesOfTheSameBytes) {
   EXPECT_TRUE(went_on[0] == went_on[1]);
 }
 
-// Where a prefix may be shared, a sequence that shares one goes on as if it had read everything.
-TEST_P(CacheOnAGpu, SharesPrefixes) {
+class SharedPrefixOnAGpu : public CacheOnAGpu {};
+
+// With kernels, which give a row the bits that it has alone.
+TEST_P(SharedPrefixOnAGpu, GoesOnAsIfItHadReadEverything) {
   const std::unique_ptr<Model> model = MakeCaseModel(GetParam(), GpuMachine(&threads_, true));
-  if (!SharesPrefixes(model->layout())) GTEST_SKIP() << "this cache shares no prefixes";
   model->set_deterministic(true);
   BlockPool pool(kBudgetBytes, &model->machine().memory());
-  constexpr int kCommon = 150, kPrompt = 190;
+  constexpr int kCommon = 75, kPrompt = 95;
   std::vector<int32_t> prompt = RandomTokens(kCommon, 1);
   const std::vector<int32_t> rest = RandomTokens(kPrompt - kCommon, 3);
   prompt.insert(prompt.end(), rest.begin(), rest.end());
@@ -143,6 +162,8 @@ TEST_P(CacheOnAGpu, SharesPrefixes) {
   EXPECT_TRUE(Feed(model.get(), fork->get(), std::span(prompt).subspan(n_shared), 40) == expected);
 }
 
+INSTANTIATE_TEST_SUITE_P(Specs, SharedPrefixOnAGpu, ::testing::ValuesIn(testing::SharingCases()),
+                         [](const auto& test) { return test.param.name; });
 INSTANTIATE_TEST_SUITE_P(Specs, CacheOnAGpu, ::testing::ValuesIn(testing::SequenceCases()),
                          [](const auto& test) { return test.param.name; });
 

@@ -6,6 +6,7 @@
 
 #include "base/units.h"
 #include "cuda/kernels/attend/attend_layout.h"
+#include "cuda/kernels/retain/entry_scores.h"
 #include "format/keys.h"
 
 namespace kvlathe {
@@ -52,6 +53,21 @@ bool HasLayouts(const HeadJob& job) {
   return true;
 }
 
+// Arrays that go to the device in one piece.
+struct SentTogether {
+  std::vector<std::byte> bytes;
+
+  // Returns where the items begin.
+  template <typename T>
+  int64_t Add(const std::vector<T>& items) {
+    const int64_t at = RoundUp(std::ssize(bytes), 16);
+    const auto n_bytes = static_cast<int64_t>(items.size() * sizeof(T));
+    bytes.resize(at + n_bytes);
+    if (n_bytes > 0) std::memcpy(bytes.data() + at, items.data(), n_bytes);
+    return at;
+  }
+};
+
 int TokensOfPart(const HeadJob& job) { return cuda::kMostDecodeRows / job.gqa_group; }
 
 }  // namespace
@@ -63,9 +79,13 @@ struct CudaAttention::Plans {
   std::vector<DecodeJob> jobs;
   std::vector<DecodeItem> items;
   std::vector<DecodeSplit> splits;
-  // By job, where its places and runs begin.
-  std::vector<int64_t> first_place, first_run;
   int64_t n_partial_floats = 0;
+  // Of jobs that are scored.
+  struct Votes {
+    int job_idx;
+    int64_t n_rows, stride;
+  };
+  std::vector<Votes> votes;
 
   int LayoutIdx(const AttendLayout& layout) {
     const auto same = std::ranges::find_if(layouts, [&](const AttendLayout& other) {
@@ -89,14 +109,16 @@ CudaAttention::CudaAttention(CudaStream* stream, CudaDevice* memory,
       planner_(kMultiprocessor) {}
 
 CudaAttention::~CudaAttention() {
-  if (partials_ != 0) memory_.Free(partials_);
+  for (const Scratch& scratch : {partials_, scores_}) {
+    if (scratch.region != 0) memory_.Free(scratch.region);
+  }
 }
 
 bool CudaAttention::Takes(const HeadJob& job) const {
   const int n_rows = job.n_tokens * job.gqa_group;
   if (n_rows > kMostRows || job.gqa_group > cuda::kMostDecodeRows) return false;
   if (job.shape.row_type != DType::kBf16 || job.shape.has_one_side) return false;
-  if (!job.latents.empty() || job.merged.n_closed != nullptr || job.is_scored()) return false;
+  if (!job.latents.empty() || job.merged.n_closed != nullptr) return false;
   if (!job.frames.maps.empty() || job.frames.n_pairs > kMostTurningPairs) return false;
   if (job.sinks.n > cuda::kMostSinks || job.output_width() % 16 != 0 || job.head_dim % 2 != 0) {
     return false;
@@ -159,17 +181,24 @@ void CudaAttention::AddRuns(const HeadJob& job, Plans* plans) const {
 
 void CudaAttention::AddJob(const HeadJob& job, Plans* plans) {
   const auto& cache = static_cast<const CudaDevice&>(*job.device);
-  plans->first_place.push_back(std::ssize(plans->places));
-  plans->first_run.push_back(std::ssize(plans->runs));
+  const auto first_place = static_cast<int32_t>(plans->places.size());
+  const auto first_run = static_cast<int32_t>(plans->runs.size());
   const int n_blocks = (job.n_entries + kBlockSize - 1) / kBlockSize;
   for (int b = 0; b < n_blocks; ++b) plans->places.push_back(cache.PlaceOf(job.blocks[b]));
   AddRuns(job, plans);
+  if (job.is_scored()) {
+    plans->votes.push_back({.job_idx = static_cast<int>(plans->jobs.size()),
+                            .n_rows = int64_t{job.n_tokens} * job.gqa_group,
+                            .stride = RoundUp(job.n_entries, kBlockSize)});
+  }
   const FrameIds& frames = job.frames;
   plans->jobs.push_back({.base = cache.base(),
                          .q = memory_.At(job.q),
                          .q_stride = job.q_stride,
                          .q_full = memory_.At(job.q_full),
                          .q_full_stride = job.q_full_stride,
+                         .first_place = first_place,
+                         .first_run = first_run,
                          .sink_k = cache.At(job.sinks.k),
                          .sink_v = cache.At(job.sinks.v),
                          .out = memory_.At(job.out),
@@ -202,13 +231,10 @@ void CudaAttention::AddItems(const AttentionPlan& plan, std::span<const HeadJob>
                              Plans* plans) const {
   for (const WorkItem& item : plan.items) {
     const Part& part = parts_[item.job_idx];
-    const int64_t first_run = plans->first_run[part.job_idx];
+    const DecodeRun* const runs = &plans->runs[plans->jobs[part.job_idx].first_run];
     int run = 0;
     const int block = item.entry_begin / kBlockSize;
-    while (block >=
-           plans->runs[first_run + run].first_block + plans->runs[first_run + run].n_blocks) {
-      ++run;
-    }
+    while (block >= runs[run].first_block + runs[run].n_blocks) ++run;
     plans->items.push_back(
         {.job_idx = part.job_idx,
          .row_begin = part.first_token * jobs[part.job_idx].gqa_group + item.row_begin,
@@ -230,45 +256,104 @@ void CudaAttention::AddItems(const AttentionPlan& plan, std::span<const HeadJob>
   plans->n_partial_floats = plan.workspace_floats;
 }
 
-float* CudaAttention::Partials(int64_t n_floats) {
+float* CudaAttention::FloatsOf(Scratch* scratch, int64_t n_floats) {
   const int64_t n_bytes = n_floats * static_cast<int64_t>(sizeof(float));
-  if (n_bytes > partial_bytes_) {
-    if (partials_ != 0) memory_.Free(partials_);
-    partials_ = memory_.Allocate(RoundUp(n_bytes, int64_t{1} << 20));
-    partial_bytes_ = partials_ == 0 ? 0 : RoundUp(n_bytes, int64_t{1} << 20);
-    if (partials_ == 0) {
-      stream_.Note(Error(
-          StatusCode::kResourceExhausted,
-          "the GPU has no memory for partial results of attention; give the cache less of it"));
+  if (n_bytes > scratch->n_bytes) {
+    if (scratch->region != 0) memory_.Free(scratch->region);
+    const int64_t rounded = RoundUp(n_bytes, int64_t{1} << 20);
+    scratch->region = memory_.Allocate(rounded);
+    scratch->n_bytes = scratch->region == 0 ? 0 : rounded;
+    if (scratch->region == 0) {
+      stream_.Note(Error(StatusCode::kResourceExhausted,
+                         "the GPU has no {} for attention's partial results and scores; give the "
+                         "cache less of its memory",
+                         FormatBytes(rounded)));
       return nullptr;
     }
   }
-  return reinterpret_cast<float*>(memory_.At(ObjectId{.region = partials_}));
+  return reinterpret_cast<float*>(memory_.At(ObjectId{.region = scratch->region}));
+}
+
+bool CudaAttention::PlaceScores(Plans* plans) {
+  int64_t n_floats = 0;
+  for (const Plans::Votes& votes : plans->votes) n_floats += votes.n_rows * (votes.stride + 2);
+  if (n_floats == 0) return true;
+  float* floats = FloatsOf(&scores_, n_floats);
+  if (floats == nullptr) return false;
+  for (const Plans::Votes& votes : plans->votes) {
+    DecodeJob& job = plans->jobs[votes.job_idx];
+    job.scores = floats;
+    job.scores_stride = votes.stride;
+    job.row_max = floats + votes.n_rows * votes.stride;
+    job.row_sum = job.row_max + votes.n_rows;
+    floats = job.row_sum + votes.n_rows;
+  }
+  return true;
+}
+
+void CudaAttention::AddVotes(std::span<const HeadJob> jobs, float sm_scale, const Plans& plans) {
+  std::vector<cuda::EntryScoreItem> items;
+  int most_rows = 0, most_entries = 0;
+  for (const Plans::Votes& votes : plans.votes) {
+    const HeadJob& job = jobs[votes.job_idx];
+    const DecodeJob& at = plans.jobs[votes.job_idx];
+    const int first_row = job.first_scored * job.gqa_group;
+    cuda::EntryScoreItem item = {
+        .scores = at.scores + first_row * at.scores_stride,
+        .stride = at.scores_stride,
+        .n_rows = static_cast<int>(votes.n_rows) - first_row,
+        .gqa_group = job.gqa_group,
+        .first_visible = job.first_visible + job.first_scored,
+        .n_entries = job.n_entries,
+        .sm_scale = sm_scale,
+        .row_max = at.row_max + first_row,
+        .row_sum = at.row_sum + first_row,
+        .has_noise = job.noise != nullptr,
+        .table = static_cast<const CudaDevice&>(*job.device).At(job.scored.object)};
+    if (job.noise != nullptr) {
+      item.noise = *job.noise;
+      item.noise.first_position += job.first_scored;
+      item.noise.temperature += static_cast<float>(job.first_scored) * item.noise.temperature_step;
+    }
+    items.push_back(item);
+    most_rows = std::max(most_rows, item.n_rows);
+    most_entries = std::max(most_entries, item.n_entries);
+  }
+  const cuda::EntryScoreItem* const sent =
+      stream_.Send(std::span<const cuda::EntryScoreItem>(items));
+  if (sent == nullptr) return;  // none, or Finish tells
+  cuda::AddEntryScores(stream_.get(), sent, static_cast<int>(items.size()), most_rows,
+                       most_entries);
+  stream_.Note(cudaGetLastError(), "votes");
 }
 
 void CudaAttention::Launch(const Plans& plans, float sm_scale) {
-  std::vector<DecodeJob> jobs = plans.jobs;
-  const uint32_t* const places = stream_.Send(std::span<const uint32_t>(plans.places));
-  const DecodeRun* const runs = stream_.Send(std::span<const DecodeRun>(plans.runs));
   cuda::DecodeParams params;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    DecodeJob& job = jobs[i];
-    job.places = places + plans.first_place[i];
-    job.runs = runs + plans.first_run[i];
+  for (const DecodeJob& job : plans.jobs) {
     params.max_rank_k = std::max(params.max_rank_k, job.rank_k);
     params.max_rank_v = std::max(params.max_rank_v, job.rank_v);
     params.max_sinks = std::max(params.max_sinks, job.n_sinks);
     params.max_pairs = std::max(params.max_pairs, job.mean.n_pairs);
   }
-  const cuda::AttendTables tables = cuda::MakeAttendTables();
-  params.jobs = stream_.Send(std::span<const DecodeJob>(jobs));
-  params.items = stream_.Send(std::span<const DecodeItem>(plans.items));
+  SentTogether sent;
+  const int64_t places = sent.Add(plans.places), runs = sent.Add(plans.runs);
+  const int64_t jobs = sent.Add(plans.jobs), items = sent.Add(plans.items);
+  const int64_t splits = sent.Add(plans.splits), layouts = sent.Add(plans.layouts);
+  const int64_t tables = sent.Add(std::vector<cuda::AttendTables>{cuda::MakeAttendTables()});
+  const std::byte* const at = stream_.Send(std::span<const std::byte>(sent.bytes));
+  params.partials = FloatsOf(&partials_, plans.n_partial_floats);
+  if (at == nullptr || (plans.n_partial_floats > 0 && params.partials == nullptr)) {
+    return;  // Finish tells
+  }
+  params.places = reinterpret_cast<const uint32_t*>(at + places);
+  params.runs = reinterpret_cast<const DecodeRun*>(at + runs);
+  params.jobs = reinterpret_cast<const DecodeJob*>(at + jobs);
+  params.items = reinterpret_cast<const DecodeItem*>(at + items);
   params.n_items = static_cast<int32_t>(plans.items.size());
-  params.layouts = stream_.Send(std::span<const AttendLayout>(plans.layouts));
-  params.tables = stream_.Send(std::span<const cuda::AttendTables>(&tables, 1));
-  params.splits = stream_.Send(std::span<const DecodeSplit>(plans.splits));
+  params.splits = reinterpret_cast<const DecodeSplit*>(at + splits);
   params.n_splits = static_cast<int32_t>(plans.splits.size());
-  params.partials = Partials(plans.n_partial_floats);
+  params.layouts = reinterpret_cast<const AttendLayout*>(at + layouts);
+  params.tables = reinterpret_cast<const cuda::AttendTables*>(at + tables);
   params.sm_scale = sm_scale;
   // The warps of an item are as many whatever its rows, for their bits.
   params.max_rows = cuda::kMostDecodeRows;
@@ -276,10 +361,6 @@ void CudaAttention::Launch(const Plans& plans, float sm_scale) {
   int most_rows = 0;
   for (const DecodeItem& item : plans.items) most_rows = std::max(most_rows, item.n_rows);
   if (most_rows <= 8) params.max_rows = 8;
-  if (params.items == nullptr || params.layouts == nullptr || params.tables == nullptr ||
-      (plans.n_partial_floats > 0 && params.partials == nullptr)) {
-    return;  // Finish tells
-  }
   cuda::AttendDecode(stream_.get(), params);
   stream_.Note(cudaGetLastError(), "attention");
 }
@@ -291,7 +372,9 @@ void CudaAttention::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedu
   Plans plans;
   for (const HeadJob& job : jobs) AddJob(job, &plans);
   AddItems(plan, jobs, &plans);
+  if (!PlaceScores(&plans)) return;
   Launch(plans, sm_scale);
+  AddVotes(jobs, sm_scale, plans);
 }
 
 }  // namespace kvlathe

@@ -57,8 +57,17 @@ class CudaAttention {
   void AddRuns(const HeadJob& job, Plans* plans) const;
   void AddItems(const AttentionPlan& plan, std::span<const HeadJob> jobs, Plans* plans) const;
   void Launch(const Plans& plans, float sm_scale);
+  // Gives scored jobs their scores; false where there is no memory.
+  bool PlaceScores(Plans* plans);
+  void AddVotes(std::span<const HeadJob> jobs, float sm_scale, const Plans& plans);
+
+  // Memory of the GPU that grows.
+  struct Scratch {
+    uint32_t region = 0;
+    int64_t n_bytes = 0;
+  };
   // Null where there is no memory.
-  float* Partials(int64_t n_floats);
+  float* FloatsOf(Scratch* scratch, int64_t n_floats);
 
   CudaStream& stream_;
   CudaDevice& memory_;
@@ -68,8 +77,7 @@ class CudaAttention {
   Planner planner_;
   std::vector<Part> parts_;
   std::vector<JobSize> sizes_;
-  uint32_t partials_ = 0;  // a region of memory_
-  int64_t partial_bytes_ = 0;
+  Scratch partials_, scores_;
 };
 
 }  // namespace kvlathe

@@ -9,6 +9,7 @@ namespace {
 
 // Shapes come and go with the sizes of batches.
 constexpr size_t kMostChoices = 4096;
+constexpr int64_t kShareOfFree = 64;
 constexpr int64_t kWorkspaceSizes[] = {int64_t{32} << 20, int64_t{4} << 20, int64_t{256} << 10};
 
 Status StatusOfCublas(cublasStatus_t status, const char* what) {
@@ -73,6 +74,10 @@ StatusOr<std::unique_ptr<CublasltProduct>> CublasltProduct::Create(CudaDevice* d
       StatusOfCublas(cublasLtMatmulDescSetAttribute(library.desc.it, CUBLASLT_MATMUL_DESC_TRANSA,
                                                     &transposed, sizeof(transposed)),
                      "a transposed matrix"));
+  const int64_t most = device->n_free_bytes() / kShareOfFree;
+  for (const int64_t n_bytes : kWorkspaceSizes) {
+    if (n_bytes <= most && made->workspace_.EnsureSize(device, n_bytes, "products").ok()) break;
+  }
   return made;
 }
 
@@ -121,11 +126,6 @@ StatusOr<const CublasltProduct::Choice*> CublasltProduct::ChoiceFor(const DenseP
 }
 
 Status CublasltProduct::Multiply(const DenseProduct& p) {
-  if (!std::exchange(has_workspace_, true)) {
-    for (const int64_t n_bytes : kWorkspaceSizes) {
-      if (workspace_.EnsureSize(&device_, n_bytes, "products").ok()) break;
-    }
-  }
   const float alpha = 1, beta = p.accumulate ? 1 : 0;
   const auto multiply = [&]() -> Status {
     KVL_ASSIGN_OR_RETURN(const Choice* const choice, ChoiceFor(p));

@@ -31,8 +31,8 @@ struct DenseProduct {
 
 class CublasltProduct {
  public:
-  // kUnavailable: cuBLASLt does not start. The device outlives the object; what products need
-  // beside operands is taken from it with the first one, 32 MiB or what there is.
+  // kUnavailable: cuBLASLt does not start. The device outlives the object, which takes
+  // 32 MiB of it, or less where that were more than a small share of what is free.
   static StatusOr<std::unique_ptr<CublasltProduct>> Create(CudaDevice* device);
   ~CublasltProduct();
   CublasltProduct(const CublasltProduct&) = delete;
@@ -52,8 +52,7 @@ class CublasltProduct {
   StatusOr<const Choice*> ChoiceFor(const DenseProduct& product);
 
   CudaDevice& device_;
-  MachineBuffer workspace_;
-  bool has_workspace_ = false;  // if there is memory for one
+  MachineBuffer workspace_;  // what algorithms need beside operands
   struct Library;
   std::unique_ptr<Library> library_;
   std::map<Shape, std::unique_ptr<Choice>> choices_;

@@ -15,13 +15,23 @@ namespace {
 constexpr int64_t kFewRows = 16;
 // Up to here all maps of heads are one launch.
 constexpr int64_t kFewRowsOfHeads = 64;
-// Of weights that become BF16 at a time.
-constexpr int64_t kWideBytes = int64_t{32} << 20;
-constexpr int64_t kOutsTogether = 64;
+// Of weights in blocks that are made wider at a time.
+constexpr int64_t kFewestOuts = 64;
+constexpr int64_t kMostWideBytes = int64_t{32} << 20;
+constexpr int64_t kShareOfFreeBytes = 64;
 
 DType RowsOf(WeightType type) { return type == WeightType::kF32 ? DType::kF32 : DType::kBf16; }
 
 }  // namespace
+
+RowVerbs::RowVerbs(CudaStream* stream, CudaDevice* device, const CudaResidents* residents)
+    : stream_(*stream), device_(*device), residents_(*residents) {
+  auto dense = CublasltProduct::Create(device);
+  stream_.Note(dense.status());
+  if (dense.ok()) dense_ = *std::move(dense);
+  const int64_t wide_bytes = std::min(kMostWideBytes, device_.n_free_bytes() / kShareOfFreeBytes);
+  if (wide_bytes > 0) Hold(&wide_, wide_bytes, "weights out of blocks");
+}
 
 PlacedProduct RowVerbs::Resolve(const ProductPlan& plan) const {
   const CudaMatrix* const w = residents_.At(plan.w);
@@ -43,12 +53,7 @@ PlacedProduct RowVerbs::Resolve(const ProductPlan& plan) const {
 }
 
 void RowVerbs::MultiplyDense(const PlacedProduct& p) {
-  if (dense_ == nullptr) {
-    auto made = CublasltProduct::Create(&device_);
-    stream_.Note(made.status());
-    if (!made.ok()) return;
-    dense_ = *std::move(made);
-  }
+  if (dense_ == nullptr) return;  // the stream has noted it
   DenseProduct product = {.type = RowsOf(p.type),
                           .w = p.w,
                           .w_stride = p.w_row_bytes / SizeOf(RowsOf(p.type)),
@@ -92,10 +97,8 @@ void RowVerbs::MultiplyDense(const PlacedProduct& p) {
 // Weights in blocks, of which some outputs at a time become the type of the rows.
 void RowVerbs::MultiplyWidened(const PlacedProduct& p) {
   const int64_t row_bytes = RoundUp(p.n_in * SizeOf(p.x_type), int64_t{16});
-  const int64_t most_outs =
-      std::max(kWideBytes / row_bytes / kOutsTogether, int64_t{1}) * kOutsTogether;
-  const int64_t n_together = std::min(p.n_out, most_outs);
-  if (!Hold(&wide_, n_together * row_bytes, "weights out of blocks")) return;
+  if (!Hold(&wide_, std::min(p.n_out, kFewestOuts) * row_bytes, "weights out of blocks")) return;
+  const int64_t n_together = std::min(p.n_out, wide_.n_bytes() / row_bytes);
   for (int64_t first = 0; first < p.n_out; first += n_together) {
     PlacedProduct part = p;
     part.type = DenseWeights(p.x_type);
@@ -117,14 +120,10 @@ void RowVerbs::MultiplyWidened(const PlacedProduct& p) {
 }
 
 void RowVerbs::MultiplyFew(const PlacedProduct& p) {
-  const cuda::RowProduct one = p.ToRowProduct();
-  cuda::MultiplyRows(stream_.get(), {.type = p.type,
-                                     .y_type = p.y_type,
-                                     .accumulate = p.accumulate,
-                                     .one = one,
-                                     .max_rows = static_cast<int>(p.n_rows),
-                                     .max_out = static_cast<int>(p.n_out),
-                                     .in_quads = cuda::InQuads(one)});
+  const cuda::RowProduct product = p.ToRowProduct();
+  cuda::MultiplyRows(stream_.get(),
+                     {.type = p.type, .y_type = p.y_type, .accumulate = p.accumulate},
+                     {&product, 1});
 }
 
 void RowVerbs::Multiply(const PlacedProduct& p) {
@@ -141,31 +140,19 @@ void RowVerbs::Multiply(const PlacedProduct& p) {
 void RowVerbs::Project(const ProductPlan& plan) { Multiply(Resolve(plan)); }
 
 void RowVerbs::MultiplyHeads(std::span<const PlacedProduct> products) {
-  int64_t max_rows = 0, max_out = 0;
-  std::vector<cuda::RowProduct> items;
-  bool are_alike = true, in_quads = true;
-  for (const PlacedProduct& p : products) {
-    max_rows = std::max(max_rows, p.n_rows);
-    max_out = std::max(max_out, p.n_out);
-    are_alike = are_alike && p.type == products.front().type && p.x_type == RowsOf(p.type) &&
-                !HasBlocks(p.type);
-    items.push_back(p.ToRowProduct());
-    in_quads = in_quads && cuda::InQuads(items.back());
-  }
-  if (max_rows == 0) return;
-  if (!are_alike || (max_rows > kFewRowsOfHeads && !deterministic_)) {
+  if (products.empty()) return;
+  const PlacedProduct& first = products.front();
+  const bool go_together = std::ranges::all_of(products, [&](const PlacedProduct& p) {
+    return p.type == first.type && p.x_type == RowsOf(p.type) && !HasBlocks(p.type) &&
+           (p.n_rows <= kFewRowsOfHeads || deterministic_);
+  });
+  if (!go_together) {
     for (const PlacedProduct& p : products) Multiply(p);
     return;
   }
-  const cuda::RowProduct* const sent = stream_.Send(std::span<const cuda::RowProduct>(items));
-  if (sent == nullptr) return;
-  cuda::MultiplyRows(stream_.get(), {.type = products.front().type,
-                                     .y_type = products.front().y_type,
-                                     .items = sent,
-                                     .n_items = static_cast<int>(items.size()),
-                                     .max_rows = static_cast<int>(max_rows),
-                                     .max_out = static_cast<int>(max_out),
-                                     .in_quads = in_quads});
+  std::vector<cuda::RowProduct> together;
+  for (const PlacedProduct& p : products) together.push_back(p.ToRowProduct());
+  cuda::MultiplyRows(stream_.get(), {.type = first.type, .y_type = first.y_type}, together);
 }
 
 void RowVerbs::ProjectHeads(const HeadProductsPlan& plan) {

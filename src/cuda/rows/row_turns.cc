@@ -22,8 +22,6 @@ std::vector<Range> MappedTokens(std::span<const TokenPlace> tokens) {
 }  // namespace
 
 void RowVerbs::TurnRows(const RotatePlan& plan) {
-  std::vector<int32_t> positions;
-  for (const TokenPlace& token : plan.tokens) positions.push_back(token.position);
   std::vector<cuda::TurnedHead> heads;
   for (const HeadTurn& head : plan.heads) {
     heads.push_back({.q = device_.As<const float>(head.q),
@@ -37,27 +35,30 @@ void RowVerbs::TurnRows(const RotatePlan& plan) {
                      .turned_q_width = head.turned_q_width,
                      .turned_q_place = head.turned_q_place});
   }
-  const int32_t* const sent_positions = stream_.Send(std::span<const int32_t>(positions));
-  const cuda::TurnedHead* const sent_heads = stream_.Send(std::span<const cuda::TurnedHead>(heads));
-  if (sent_positions == nullptr || sent_heads == nullptr) return;
-  cuda::TurnRows(stream_.get(), {.positions = sent_positions,
-                                 .n_tokens = static_cast<int>(positions.size()),
-                                 .heads = sent_heads,
-                                 .n_heads = static_cast<int>(heads.size()),
-                                 .gqa_group = plan.gqa_group,
-                                 .head_dim = plan.head_dim,
-                                 .stride = plan.stride,
-                                 .cos = device_.As<const float>(plan.cos),
-                                 .sin = device_.As<const float>(plan.sin),
-                                 .key_cos = device_.As<const float>(plan.key_cos),
-                                 .key_sin = device_.As<const float>(plan.key_sin),
-                                 .rope_dim = plan.rope_dim,
-                                 .first_unturned = plan.first_unturned,
-                                 .all_turn = plan.first_unturned == RotatePlan::kAllTurn,
-                                 .first_less_mean = plan.first_less_mean,
-                                 .first_less_offset = plan.first_less_offset,
-                                 .zeroed_channel = plan.zeroed_channel,
-                                 .out_type = plan.out_type});
+  cuda::TurnParams params = {.n_tokens = static_cast<int>(plan.tokens.size()),
+                             .gqa_group = plan.gqa_group,
+                             .head_dim = plan.head_dim,
+                             .stride = plan.stride,
+                             .cos = device_.As<const float>(plan.cos),
+                             .sin = device_.As<const float>(plan.sin),
+                             .key_cos = device_.As<const float>(plan.key_cos),
+                             .key_sin = device_.As<const float>(plan.key_sin),
+                             .rope_dim = plan.rope_dim,
+                             .first_unturned = plan.first_unturned,
+                             .all_turn = plan.first_unturned == RotatePlan::kAllTurn,
+                             .first_less_mean = plan.first_less_mean,
+                             .first_less_offset = plan.first_less_offset,
+                             .zeroed_channel = plan.zeroed_channel,
+                             .out_type = plan.out_type};
+  std::vector<int32_t> positions;
+  for (const TokenPlace& token : plan.tokens) positions.push_back(token.position);
+  if (params.n_tokens <= cuda::kPositionsOfTurn) {
+    std::ranges::copy(positions, params.few_positions);
+  } else {
+    params.positions = stream_.Send(std::span<const int32_t>(positions));
+    if (params.positions == nullptr) return;
+  }
+  cuda::TurnRows(stream_.get(), params, heads);
 }
 
 // Query rows whose neighbours are equally far apart are one product: all of them where those of a
@@ -87,7 +88,6 @@ void RowVerbs::MapRows(const RotatePlan& plan) {
   const int64_t element = SizeOf(plan.out_type);
   std::vector<PlacedProduct> products;
   std::vector<cuda::AddedRows> added;
-  int max_added = 0;
   for (const Range& tokens : MappedTokens(plan.tokens)) {
     const int64_t n_tokens = tokens.end - tokens.begin;
     for (int64_t h = 0; h < std::ssize(plan.heads); ++h) {
@@ -113,17 +113,10 @@ void RowVerbs::MapRows(const RotatePlan& plan) {
            .v_stride = head.added_v.stride,
            .n_rows = static_cast<int>(n_tokens),
            .width = static_cast<int>(rank)});
-      max_added = std::max(max_added, added.back().n_rows);
     }
   }
   MultiplyHeads(products);
-  if (added.empty()) return;
-  const cuda::AddedRows* const items = stream_.Send(std::span<const cuda::AddedRows>(added));
-  if (items == nullptr) return;
-  cuda::AddRows(stream_.get(), {.items = items,
-                                .n_items = static_cast<int>(added.size()),
-                                .max_rows = max_added,
-                                .type = plan.out_type});
+  cuda::AddRows(stream_.get(), plan.out_type, added);
 }
 
 void RowVerbs::RotateAndMap(const RotatePlan& plan) {

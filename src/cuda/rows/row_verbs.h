@@ -23,9 +23,8 @@ namespace kvlathe {
 // F32; with many they become BF16 first, a range of outputs at a time.
 class RowVerbs {
  public:
-  // All outlive the verbs.
-  RowVerbs(CudaStream* stream, CudaDevice* device, const CudaResidents* residents)
-      : stream_(*stream), device_(*device), residents_(*residents) {}
+  // All outlive the verbs, which take up to 64 MiB of the device at once.
+  RowVerbs(CudaStream* stream, CudaDevice* device, const CudaResidents* residents);
 
   // Every product then goes row by row through kernels that give a row the bits it has alone.
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
@@ -59,7 +58,7 @@ class RowVerbs {
   CudaDevice& device_;
   const CudaResidents& residents_;
   bool deterministic_ = false;
-  std::unique_ptr<CublasltProduct> dense_;  // with the first product
+  std::unique_ptr<CublasltProduct> dense_;  // null where cuBLASLt does not start
   MachineBuffer wide_;                      // weights out of blocks
   MachineBuffer sums_;                      // F32 products that are rounded once
   MachineBuffer channel_;

@@ -81,7 +81,7 @@ class RowVerbsTest : public testing::Test {
   CpuResidents cpu_residents_{&cpu_memory_}, host_residents_{&host_memory_};
   CpuBackend cpu_{&pool_, Isa::kScalar, &cpu_memory_, &cpu_residents_};
   std::unique_ptr<CudaStream> stream_ = *CudaStream::Create();
-  std::unique_ptr<CudaDevice> device_ = *CudaDevice::Create(stream_.get(), int64_t{128} << 20);
+  std::unique_ptr<CudaDevice> device_ = *CudaDevice::Create(stream_.get(), int64_t{48} << 20);
   CudaResidents residents_{device_.get(), &host_residents_};
   RowVerbs verbs_{stream_.get(), device_.get(), &residents_};
 };
@@ -113,9 +113,10 @@ TEST_F(RowVerbsTest, Products) {
       {WeightType::kQ4_0, kBf16, kBf16, true, false, true},
       {WeightType::kQ4_0, kF32, kF32, true},
   };
-  const int64_t n_out = 50, n_in = 96, x_stride = n_in + 4, y_stride = n_out + 2;
+  const int64_t n_out = 50, n_in = 96, y_stride = n_out + 2;
   for (const ProductCase& c : cases) {
     for (const int64_t n_rows : {1, 6, 19}) {
+      const int64_t x_stride = n_in + (n_rows == 6 ? 3 : 4);
       SCOPED_TRACE(WeightTypeName(c.weights));
       verbs_.set_deterministic(c.deterministic);
       const auto body = [&](const Side& side, auto& verbs) {
@@ -140,6 +141,47 @@ TEST_F(RowVerbsTest, Products) {
       ExpectLikeCpu(body, c.products == kBf16 || rounds_weights ? kBf16Bound : kF32Bound);
     }
   }
+}
+
+// Weights that become plain numbers in more than one range of outputs.
+TEST_F(RowVerbsTest, ProductsOfManyOutputs) {
+  const int64_t n_out = 5000, n_in = 256, n_rows = 17;
+  ASSERT_GT(n_out * n_in * 2, device_->n_bytes() / 64);
+  const auto body = [&](const Side& side, auto& verbs) {
+    const Weight w = side.Matrix(Drawn(n_out * n_in, 1, 0.1f), n_out, WeightType::kQ4_0);
+    const MachineBuffer x = side.Put(Drawn(n_rows * n_in, 2), DType::kBf16);
+    const MachineBuffer bias = side.Put(Drawn(n_out, 3));
+    const MachineBuffer y = side.Put(Drawn(n_rows * n_out, 4));
+    verbs.Project({.w = w.id(),
+                   .n_rows = n_rows,
+                   .x = x.place(),
+                   .x_stride = n_in,
+                   .x_type = DType::kBf16,
+                   .bias = bias.place(),
+                   .y = y.place(),
+                   .y_stride = n_out});
+    return side.Get(y, n_rows * n_out);
+  };
+  ExpectLikeCpu(body, kBf16Bound);
+}
+
+TEST_F(RowVerbsTest, TheStreamTellsOfMissingMemory) {
+  const Side side = {*device_, residents_};
+  const Weight w = side.Matrix(Drawn(8 * 32, 1), 8, WeightType::kBf16);
+  const MachineBuffer x = side.Put(Drawn(32, 2), DType::kBf16), bias = side.Put(Drawn(8, 3));
+  const MachineBuffer y = side.Put(Drawn(8, 4), DType::kBf16);
+  const uint32_t all = device_->Allocate(device_->n_free_bytes());
+  verbs_.Project({.w = w.id(),
+                  .n_rows = 1,
+                  .x = x.place(),
+                  .x_stride = 32,
+                  .x_type = DType::kBf16,
+                  .bias = bias.place(),
+                  .y = y.place(),
+                  .y_stride = 8,
+                  .y_type = DType::kBf16});
+  EXPECT_EQ(stream_->Finish().code(), StatusCode::kResourceExhausted);
+  device_->Free(all);
 }
 
 TEST_F(RowVerbsTest, ProductsOfHeads) {
@@ -362,7 +404,7 @@ class Turn {
   }
 
  private:
-  static constexpr int kHeads = 2, kGroup = 3, kDim = 16, kRank = 12, kPositions = 64;
+  static constexpr int kHeads = 2, kGroup = 3, kDim = 16, kRank = 12, kPositions = 160;
   static constexpr int kStride = kHeads * (kGroup + 1) * kDim;
 
   MachineBuffer Rows(int64_t width) const {
@@ -416,7 +458,7 @@ TEST_F(RowVerbsTest, QueriesAndKeysTurnAndAreMapped) {
       {.type = DType::kBf16, .has_offset = true, .has_maps = true, .joins_two = true},
   };
   for (const TurnCase& c : cases) {
-    for (const int n_tokens : {1, 12, 80}) {
+    for (const int n_tokens : {1, 12, 80, 300}) {
       const auto rows_of = [&](bool mapped) {
         return [&, mapped](const Side& side, auto& verbs) {
           Turn turn(c, side, n_tokens);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -98,7 +99,7 @@ TEST(CudaSealerTest, BytesAreThoseOfTheCpu) {
   int first_data = 0;
   for (const Named& named : Formats()) {
     const bool is_repaired = IsRepaired(named.format);
-    const int step = is_repaired ? 4 : 1;
+    const int step = is_repaired ? 4 : 2;
     first_data = (first_data + 1) % step;
     for (int data = first_data; data < static_cast<int>(Data::kLast); data += step) {
       const DType row_type = random.Below(2) == 0 ? DType::kBf16 : DType::kF32;
@@ -136,6 +137,41 @@ TEST(CudaSealerTest, ExactEntriesOfOneLane) {
   }
 }
 
+TEST(CudaSealerTest, CodebooksOfUnusualRows) {
+  SealDevice device;
+  for (const Data data : {Data::kConstant, Data::kZero, Data::kTies, Data::kHuge}) {
+    for (const DType row_type : {DType::kBf16, DType::kF32}) {
+      Layer want(Codebooks(4, 0.05), row_type, DrawHeads(data, Heads()[3], 2, row_type, 5), 2,
+                 true);
+      for (auto& scales : want.codebooks.key_scales) {  // channels have ties with each other
+        const auto offsets = scales.begin() + std::ssize(scales) / 2;
+        std::fill(scales.begin(), offsets, 1.0f);
+        std::fill(offsets, scales.end(), 0.0f);
+      }
+      Layer got = want;
+      ASSERT_TRUE(SealOnCpu(&want).ok());
+      EXPECT_TRUE(SealLayers(&device, {&got}).empty());
+      ExpectSame(want, got);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Rows whose channels from the first on turn with those from kHalf on. Of every third token one of
+// the two becomes 0 where they turn by 45 degrees, unless a product is fused with a sum.
+std::vector<RefHead> HeadsThatTurn(int half, int n_blocks, DType row_type) {
+  auto heads = DrawHeads(Data::kTypical, {{48, 16}, {32, 32}}, n_blocks, row_type, 5);
+  for (RefHead& head : heads) {
+    for (int t = 0; t < n_blocks * kBlockSize; t += 3) {
+      for (int c = 0; c < half; ++c) {
+        float* const row = &head.k[t * head.rank_k];
+        row[c + half] = t % 2 == 0 ? row[c] : -row[c];
+      }
+    }
+  }
+  return heads;
+}
+
 // Keys that are sealed as they were before RoPE, of which some channels do not turn.
 TEST(CudaSealerTest, KeysThatTurnBack) {
   constexpr int kBlocks = 2, kHalf = 16;
@@ -144,15 +180,17 @@ TEST(CudaSealerTest, KeysThatTurnBack) {
   std::vector<float> angles[2];  // cosines, sines
   for (int i = 0; i < kBlocks * kBlockSize * kHalf; ++i) {
     const double angle = 6 * random.Uniform();
+    const bool is_even = i / 2 % kBlockSize % 3 == 0;
     angles[0].push_back(static_cast<float>(1.5 * std::cos(angle)));
-    angles[1].push_back(static_cast<float>(1.5 * std::sin(angle)));
+    angles[1].push_back(is_even ? angles[0].back() : static_cast<float>(1.5 * std::sin(angle)));
   }
   PackedFormat format = Codebooks(4, 0.01);
   std::get<CodebookCodec>(format.codec).keys_before_rope = true;
   for (const DType row_type : {DType::kBf16, DType::kF32}) {
-    Layer want(format, row_type,
-               DrawHeads(Data::kTypical, {{48, 16}, {32, 32}}, kBlocks, row_type, 5), kBlocks,
-               true);
+    Layer want(format, row_type, HeadsThatTurn(kHalf, kBlocks, row_type), kBlocks, true);
+    for (auto& scales : want.codebooks.key_scales) {  // 0 lies on a boundary
+      std::fill(scales.begin() + std::ssize(scales) / 2, scales.end(), 0.0f);
+    }
     Layer got = want;
     ThreadPool pool(1);
     Sealer sealer(format, row_type, 3, &pool, Isa::kScalar);
@@ -192,7 +230,7 @@ TEST(CudaSealerTest, RunsDoNotDependOnEachOther) {
 TEST(CudaSealerTest, SaysWhichSequenceIsNotFinite) {
   SealDevice device;
   const float inf = std::numeric_limits<float>::infinity();
-  for (const char* name : {"kivi2_g64", "kcvt4", "token2", "gear_kivi2", "kvquant4"}) {
+  for (const char* name : {"kivi2_g64", "kcvt4", "gear_kivi2", "kvquant4"}) {
     for (const Named& named : Formats()) {
       if (named.name != name) continue;
       for (DType row_type : {DType::kBf16, DType::kF32}) {

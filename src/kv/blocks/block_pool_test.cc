@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <limits>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "base/random.h"
@@ -272,6 +273,35 @@ TEST(BlockPool, ManySizesWithFewObjectsHoldFewPages) {
     ASSERT_FALSE(pool.Allocate(ObjectKind::kBlock, n_bytes).is_null());
   }
   ExpectReservedWithinBound(pool.usage());
+}
+
+// A GPU's memory, which has no pages that it could do without.
+TEST(BlockPool, RegionsAreHeldWholeWhereNothingIsGivenBack) {
+  class NoPages : public Device {
+   public:
+    uint32_t Allocate(int64_t /*n_bytes*/) override { return ++n_regions_; }
+    void Free(uint32_t /*region*/) override {}
+    int64_t page_bytes() const override { return int64_t{1} << 40; }
+    void Discard(uint32_t /*region*/, int64_t /*offset*/, int64_t /*n_bytes*/) override {
+      ADD_FAILURE() << "of a device without pages";
+    }
+    void Upload(const ObjectPlace& /*to*/, std::span<const std::byte> /*from*/) override {}
+    void Download(const ObjectPlace& /*from*/, std::span<std::byte> /*to*/) override {}
+    void Copy(const ObjectPlace& /*to*/, const ObjectPlace& /*from*/, int64_t /*n*/) override {}
+    void Fill(const ObjectPlace& /*to*/, std::byte /*value*/, int64_t /*n*/) override {}
+
+   private:
+    uint32_t n_regions_ = 0;
+  } device;
+  BlockPool pool(kNoLimit, &device);
+  std::vector<ObjectId> objects;
+  for (int i = 0; i < 24; ++i) objects.push_back(pool.Allocate(ObjectKind::kBlock, kMiB / 8));
+  objects.push_back(pool.Allocate(ObjectKind::kBlock, 16 * kMiB));
+  EXPECT_EQ(pool.usage().reserved_bytes, (3 + 16) * kMiB);
+  for (const ObjectId& object : std::span(objects).subspan(1)) pool.Release(object);
+  // Regions that hold nothing go back as far as the slack says.
+  EXPECT_EQ(pool.usage().used_bytes, kMiB / 8);
+  EXPECT_LE(pool.usage().reserved_bytes, 5 * kMiB);
 }
 
 TEST(BlockPool, PagesThatWereGivenBackCanBeUsedAgain) {

@@ -1,5 +1,7 @@
 #include "kv/blocks/chunk.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/units.h"
 
@@ -9,9 +11,12 @@ Chunk::Chunk(Device* device, int64_t object_bytes, int n_slots)
     : device_(device), object_bytes_(object_bytes), n_slots_(n_slots) {
   region_ = device->Allocate(object_bytes * n_slots);
   if (region_ == 0) return;
-  mapped_bytes_ = RoundUp(object_bytes * n_slots, device->page_bytes());
+  // Of a device that gives nothing back, one page is all of the region.
+  const int64_t region_bytes = RoundUp(object_bytes * n_slots, kDeviceAlignment);
+  const int64_t granule = std::min(device->page_bytes(), region_bytes);
+  mapped_bytes_ = RoundUp(region_bytes, granule);
   slots_.resize(n_slots);
-  page_bytes_ = n_slots == 1 ? mapped_bytes_ : device->page_bytes();
+  page_bytes_ = n_slots == 1 ? mapped_bytes_ : granule;
   held_pages_.resize(mapped_bytes_ / page_bytes_);
 }
 

@@ -178,8 +178,8 @@ bool WantsWholeBlocks(const Projection& p, GgmlType blocks) {
 
 }  // namespace
 
-WeightType WeightReader::TypeOf(const std::vector<Projection>& parts, const NumberTypes& types,
-                                const Residents& residents) const {
+WeightType WeightReader::TypeOf(const std::vector<Projection>& parts,
+                                const NumberTypes& types) const {
   const int64_t n_columns = parts.front().n_columns();
   std::optional<WeightType> kept;
   bool is_mixed = false, has_blocks = false;
@@ -195,10 +195,8 @@ WeightType WeightReader::TypeOf(const std::vector<Projection>& parts, const Numb
   }
   const WeightType dense = types.dense_weights();
   if (!types.keeps_blocks || !has_blocks) return FittingType(types.weights, n_columns, dense);
-  const WeightType of_blocks =
-      kept.has_value() && !is_mixed ? *kept : FittingType(WeightType::kQ8_0, n_columns, dense);
-  if (residents.Multiplies(of_blocks, types.activations)) return of_blocks;
-  return FittingType(types.weights, n_columns, dense);
+  if (kept.has_value() && !is_mixed) return *kept;
+  return FittingType(WeightType::kQ8_0, n_columns, dense);
 }
 
 void WeightReader::Count(const StoredTensor& tensor, const Projection& part, WeightType type) {
@@ -219,7 +217,7 @@ void WeightReader::Count(const StoredTensor& tensor, const Projection& part, Wei
 
 StatusOr<Weight> WeightReader::Pack(const std::vector<Projection>& parts, const NumberTypes& types,
                                     Residents* residents, ThreadPool* pool) {
-  const WeightType type = TypeOf(parts, types, *residents);
+  const WeightType type = TypeOf(parts, types);
   int64_t n_out = 0;
   for (const Projection& part : parts) n_out += part.n_out();
   KVL_ASSIGN_OR_RETURN(Weight matrix,

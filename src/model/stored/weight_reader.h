@@ -34,10 +34,8 @@ class WeightReader {
   StatusOr<Weight> Pack(const std::vector<Projection>& parts, const NumberTypes& types,
                         Residents* residents, ThreadPool* pool);
   // The type of such a matrix: that of the blocks of all parts where `types` keeps blocks; kQ8_0
-  // where they differ; else types.weights, or what fits the inputs. So is it where the machine has
-  // no products with such blocks.
-  WeightType TypeOf(const std::vector<Projection>& parts, const NumberTypes& types,
-                    const Residents& residents) const;
+  // where they differ; else types.weights, or what fits the inputs.
+  WeightType TypeOf(const std::vector<Projection>& parts, const NumberTypes& types) const;
   // What came of stored blocks that were not kept, by what they were and became.
   struct Remade {
     GgmlType from;

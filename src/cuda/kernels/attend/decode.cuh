@@ -7,49 +7,11 @@
 
 #include "cuda/kernels/attend/decode.h"
 #include "cuda/kernels/attend/decode_block.cuh"
+#include "cuda/kernels/attend/decode_shared.cuh"
 #include "cuda/simt/simt.h"
 #include "format/mean_angles.h"
 
 namespace kvlathe::cuda {
-
-// Offsets of shared memory, bytes.
-struct DecodeShared {
-  int q_stride, mean_stride;
-  int q_f16, q_bf16, row_factor, angles, weights, sinks, maxima, sums, warps;
-  int probs, turned, o, warp_bytes;  // of a warp
-  int n_bytes;
-};
-constexpr int Round128(int n) { return (n + 127) / 128 * 128; }
-constexpr DecodeShared DecodeSharedOf(const DecodeParams& p) {
-  DecodeShared at{};
-  const int rows = p.max_rows, v_tiles = p.max_rank_v / 16;
-  at.q_stride = RowStride(p.max_rank_k);
-  at.mean_stride = RowStride(2 * p.max_pairs);
-  int n = 0;
-  at.q_f16 = n;
-  n += Round128(rows * at.q_stride);
-  at.q_bf16 = n;
-  n += Round128(rows * at.q_stride);
-  at.row_factor = n;
-  n += Round128(rows * 4);
-  at.angles = n;  // A of [entries][2 n_pairs]: what is F16, and what is left
-  n += 2 * kBlockSize * 2 * 2 * p.max_pairs;
-  at.weights = n;
-  n += Round128(rows * 2 * p.max_pairs * 4);
-  at.sinks = n;
-  n += Round128(rows * p.max_sinks * 4);
-  at.maxima = n;  // [n_warps][rows]; in the end what outputs of a warp count
-  n += Round128(p.n_warps * rows * 4);
-  at.sums = n;
-  n += Round128(p.n_warps * rows * 4);
-  at.warps = n;
-  at.probs = 0;
-  at.turned = Round128(rows * kProbStride);
-  at.o = at.turned + (p.max_pairs > 0 ? Round128(2 * rows * at.mean_stride) : 0);
-  at.warp_bytes = at.o + rows / 8 * v_tiles * 512;
-  at.n_bytes = n + p.n_warps * at.warp_bytes;
-  return at;
-}
 
 template <int kN>
 class DecodeItemRunner {
@@ -230,12 +192,13 @@ class DecodeItemRunner {
 
   // The run of block b is that of run_idx or a later one.
   KVL_DEVICE const DecodeRun& FindRun(int b, int* run_idx) const {
-    while (b >= job_.runs[*run_idx].first_block + job_.runs[*run_idx].n_blocks) ++*run_idx;
-    return job_.runs[*run_idx];
+    const DecodeRun* run = p_.runs + job_.first_run + *run_idx;
+    for (; b >= run->first_block + run->n_blocks; ++run) ++*run_idx;
+    return *run;
   }
 
   KVL_DEVICE const std::byte* BlockAt(int b) const {
-    return job_.base + int64_t{job_.places[b]} * kBlockPlace;
+    return job_.base + int64_t{p_.places[job_.first_place + b]} * kBlockPlace;
   }
 
   KVL_DEVICE void PrefetchBlock(int b, int n_bytes) const {
@@ -287,6 +250,7 @@ class DecodeItemRunner {
     const int next = b + simt::WarpCount();
     if (next * kBlockSize < end_) PrefetchBlock(next, layout.n_bytes);
     if (job_.mean.n_pairs > 0) AddMeanScores(first, x);
+    if (job_.scores != nullptr) StoreScores(first, x);
     const bool are_all_seen =
         first + kBlockSize <= first_end_ && first + kBlockSize <= end_ && first >= last_first_seen_;
     if (!are_all_seen) HideUnseen(first, x);
@@ -352,7 +316,8 @@ class DecodeItemRunner {
     const int64_t angles = int64_t{mean.first_position + first} * mean.half;
     for (int i = lane; i < n_pairs; i += simt::kWarp) {
       const float cos = mean.cos[angles + i], sin = mean.sin[angles + i];
-      for (int row = 0; row < kRows; ++row) {
+      // Rows that are not there have columns of their own, which nobody reads.
+      for (int row = 0; row < item_.n_rows; ++row) {
         const float* const w = FloatsAt(at_.weights) + row * 2 * n_pairs;
         const float both[2] = {w[i] * cos - w[n_pairs + i] * sin,
                                w[n_pairs + i] * cos + w[i] * sin};
@@ -386,6 +351,26 @@ class DecodeItemRunner {
       }
     }
     simt::SyncWarp();
+  }
+
+  KVL_DEVICE void StoreScores(int first, const RowScores (&x)[kN]) const {
+    const int lane = simt::Lane();
+    const float unscaled = 1.0f / (p_.sm_scale * kLog2E);
+#pragma unroll
+    for (int row8 = 0; row8 < kN; ++row8) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = 8 * row8 + 2 * (lane % 4) + j;
+        if (row >= item_.n_rows) continue;
+        float* const to =
+            job_.scores + (item_.row_begin + row) * job_.scores_stride + first + 2 * (lane / 4);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          to[16 * n] = x[row8][n][j] * unscaled;
+          to[16 * n + 1] = x[row8][n][j + 2] * unscaled;
+        }
+      }
+    }
   }
 
   KVL_DEVICE void HideUnseen(int first, RowScores (&x)[kN]) const {
@@ -477,6 +462,11 @@ class DecodeItemRunner {
     for (int at = simt::ThreadIdx(); at < n_behind * item_.n_rows; at += simt::BlockDim()) {
       Store(at / n_behind, job_.width + at % n_behind, 0);
     }
+    if (job_.scores == nullptr) return;
+    for (int row = simt::ThreadIdx(); row < item_.n_rows; row += simt::BlockDim()) {
+      StoreSums(job_, item_.row_begin + row, FloatsAt(at_.row_factor)[row],
+                FloatsAt(at_.sums)[row]);
+    }
   }
 
   // Rows `row` and the next one, channels `channel` and the next one.
@@ -513,7 +503,7 @@ class DecodeItemRunner {
       return;
     }
     const float of_row = FloatsAt(at_.sums)[row];
-    Store(row, channel, of_row > 0 ? sum / of_row : 0);
+    Store(row, channel, of_row == 0 ? 0 : sum / of_row);
   }
   KVL_DEVICE void Store(int row, int channel, float x) {
     StoreOutput(job_, item_.row_begin + row, channel, x);
@@ -538,6 +528,10 @@ class DecodeItemRunner {
     } else {
       reinterpret_cast<float*>(job.out)[to] = x;
     }
+  }
+  KVL_DEVICE static void StoreSums(const DecodeJob& job, int64_t row, float max, float sum) {
+    job.row_max[row] = max / kLog2E;
+    job.row_sum[row] = sum;
   }
 
  private:
@@ -582,7 +576,10 @@ KVL_KERNEL(128) MergeSplitsKernel(KVL_PARAMS(DecodeParams) p) {
              parts[part * part_floats + int64_t{row} * job.width + channel];
       }
     }
-    DecodeItemRunner<1>::StoreOutput(job, split.row_begin + row, channel, sum > 0 ? o / sum : 0);
+    DecodeItemRunner<1>::StoreOutput(job, split.row_begin + row, channel, sum == 0 ? 0 : o / sum);
+  }
+  if (job.scores != nullptr && simt::ThreadIdx() == 0) {
+    DecodeItemRunner<1>::StoreSums(job, split.row_begin + row, most, sum);
   }
 }
 

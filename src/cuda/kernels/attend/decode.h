@@ -48,8 +48,8 @@ struct DecodeJob {
   int64_t q_stride = 0;
   const std::byte* q_full = nullptr;
   int64_t q_full_stride = 0;
-  const uint32_t* places = nullptr;   // of blocks, in steps of kDeviceAlignment from base
-  const DecodeRun* runs = nullptr;    // they cover all blocks
+  int32_t first_place = 0;            // of DecodeParams::places
+  int32_t first_run = 0;              // of DecodeParams::runs, which cover all blocks of the job
   const std::byte* sink_k = nullptr;  // [n_sinks, head_dim] Bf16
   const std::byte* sink_v = nullptr;  // [n_sinks, width] Bf16
   std::byte* out = nullptr;
@@ -67,6 +67,11 @@ struct DecodeJob {
   int32_t n_sinks = 0;
   int32_t first_sinks_visible = 0;
   int32_t sink_window = 0;
+  // Where rows vote: what entry_scores.h (cuda/kernels/retain) wants of all of them. Null: nowhere.
+  float* scores = nullptr;  // [rows, scores_stride], not scaled; undefined where nothing is seen
+  int64_t scores_stride = 0;
+  float* row_max = nullptr;  // [rows], of the scaled scores
+  float* row_sum = nullptr;
 };
 
 struct DecodeItem {
@@ -75,7 +80,7 @@ struct DecodeItem {
   int32_t n_rows = 0;  // at most kMostDecodeRows
   int32_t entry_begin = 0;
   int32_t entry_end = 0;
-  int32_t first_run = 0;  // that of entry_begin or an earlier one
+  int32_t first_run = 0;  // of the job's: that of entry_begin or an earlier one
   // In floats of DecodeParams::partials, of PartialFloats(n_rows, width); -1: the item finishes its
   // rows.
   int64_t partial_offset = -1;
@@ -92,6 +97,8 @@ struct DecodeSplit {
 
 // All arrays lie on the device.
 struct DecodeParams {
+  const uint32_t* places = nullptr;  // of blocks, in steps of kDeviceAlignment from DecodeJob::base
+  const DecodeRun* runs = nullptr;
   const DecodeJob* jobs = nullptr;
   const DecodeItem* items = nullptr;
   int32_t n_items = 0;

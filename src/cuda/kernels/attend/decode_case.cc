@@ -217,8 +217,6 @@ double WorstDeviation(const DecodeCase& of_case, const DecodeRunning& running) {
                    .q_stride = c.rank_k,
                    .q_full = AsBytes(q_full.data()),
                    .q_full_stride = q_full_width,
-                   .places = device_places.data(),
-                   .runs = device_runs.data(),
                    .sink_k = AsBytes(sink_k.data()),
                    .sink_v = AsBytes(sink_v.data()),
                    .out = out.data(),
@@ -251,7 +249,9 @@ double WorstDeviation(const DecodeCase& of_case, const DecodeRunning& running) {
   const DeviceArray<float> partials(std::max<int64_t>(1, shared.n_floats));
   AttendDecode(
       nullptr,
-      {.jobs = jobs.data(),
+      {.places = device_places.data(),
+       .runs = device_runs.data(),
+       .jobs = jobs.data(),
        .items = items.data(),
        .n_items = static_cast<int32_t>(shared.items.size()),
        .layouts = device_layouts.data(),

@@ -1,4 +1,6 @@
 // Compiled without contraction, so that rows have the bits that two roundings give.
+#include <algorithm>
+
 #include "cuda/kernels/rows/rotate.h"
 #include "cuda/kernels/rows/row_access.cuh"
 #include "cuda/simt/launch.h"
@@ -9,6 +11,20 @@ namespace {
 using namespace simt;
 
 constexpr int kTurnThreads = 128;
+
+// How many heads, and rows that are added, travel with a launch.
+constexpr int kHeadsOfTurn = 32;
+constexpr int kItemsOfAddRows = 64;
+
+struct TurnHeadsParams {
+  TurnParams turn;
+  TurnedHead heads[kHeadsOfTurn];
+};
+struct AddRowsParams {
+  AddedRows items[kItemsOfAddRows];
+  DType type = DType::kF32;
+};
+static_assert(sizeof(TurnHeadsParams) <= 4096 && sizeof(AddRowsParams) <= 4096);
 
 // Angles of a position: cos and sin [rope_dim / 2].
 struct AnglesAt {
@@ -59,15 +75,18 @@ KVL_DEVICE void TurnKey(const TurnParams& p, const TurnedHead& head, int token, 
 }
 
 // A block turns the rows of one token (x) and one KV head (y).
-KVL_KERNEL(kTurnThreads) TurnKernel(KVL_PARAMS(TurnParams) p) {
-  const TurnedHead head = p.heads[BlockIdxY()];
-  const int token = BlockIdx(), position = p.positions[token];
-  TurnQueries(p, head, token, position);
-  TurnKey(p, head, token, position);
+KVL_KERNEL(kTurnThreads) TurnKernel(KVL_PARAMS(TurnHeadsParams) p) {
+  const TurnParams& turn = p.turn;
+  const TurnedHead& head = p.heads[BlockIdxY()];
+  const int token = BlockIdx();
+  const int position =
+      turn.positions == nullptr ? turn.few_positions[token] : turn.positions[token];
+  TurnQueries(turn, head, token, position);
+  TurnKey(turn, head, token, position);
 }
 
 KVL_KERNEL(kTurnThreads) AddRowsKernel(KVL_PARAMS(AddRowsParams) p) {
-  const AddedRows item = p.items[BlockIdxY()];
+  const AddedRows& item = p.items[BlockIdxY()];
   const int64_t row = BlockIdx();
   if (row >= item.n_rows) return;
   for (int i = ThreadIdx(); i < item.width; i += kTurnThreads) {
@@ -79,16 +98,33 @@ KVL_KERNEL(kTurnThreads) AddRowsKernel(KVL_PARAMS(AddRowsParams) p) {
 
 }  // namespace
 
-void TurnRows(cudaStream_t stream, const TurnParams& params) {
-  Launch(stream, TurnKernel,
-         {.n_blocks = params.n_tokens, .n_threads = kTurnThreads, .n_blocks_y = params.n_heads},
-         params);
+void TurnRows(cudaStream_t stream, const TurnParams& params, std::span<const TurnedHead> heads) {
+  while (!heads.empty()) {
+    const size_t n_heads = std::min<size_t>(heads.size(), kHeadsOfTurn);
+    TurnHeadsParams of_launch = {.turn = params};
+    std::copy_n(heads.begin(), n_heads, of_launch.heads);
+    Launch(stream, TurnKernel,
+           {.n_blocks = params.n_tokens,
+            .n_threads = kTurnThreads,
+            .n_blocks_y = static_cast<int>(n_heads)},
+           of_launch);
+    heads = heads.subspan(n_heads);
+  }
 }
 
-void AddRows(cudaStream_t stream, const AddRowsParams& params) {
-  Launch(stream, AddRowsKernel,
-         {.n_blocks = params.max_rows, .n_threads = kTurnThreads, .n_blocks_y = params.n_items},
-         params);
+void AddRows(cudaStream_t stream, DType type, std::span<const AddedRows> items) {
+  while (!items.empty()) {
+    const size_t n_items = std::min<size_t>(items.size(), kItemsOfAddRows);
+    AddRowsParams params = {.type = type};
+    std::copy_n(items.begin(), n_items, params.items);
+    int max_rows = 0;
+    for (size_t i = 0; i < n_items; ++i) max_rows = std::max(max_rows, items[i].n_rows);
+    Launch(
+        stream, AddRowsKernel,
+        {.n_blocks = max_rows, .n_threads = kTurnThreads, .n_blocks_y = static_cast<int>(n_items)},
+        params);
+    items = items.subspan(n_items);
+  }
 }
 
 }  // namespace kvlathe::cuda

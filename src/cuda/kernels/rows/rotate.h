@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "tensor/dtype.h"
 
@@ -25,12 +26,14 @@ struct TurnedHead {
   int turned_q_place = 0;
 };
 
-// Arrays in the memory of the device. The rest as in RotatePlan.
+// How many positions travel with a launch.
+inline constexpr int kPositionsOfTurn = 256;
+
+// The rest as in RotatePlan.
 struct TurnParams {
-  const int32_t* positions = nullptr;  // [n_tokens]
+  const int32_t* positions = nullptr;  // [n_tokens] in the memory of the device; null: these
+  int32_t few_positions[kPositionsOfTurn];
   int n_tokens = 0;
-  const TurnedHead* heads = nullptr;  // [n_heads]
-  int n_heads = 0;
   int gqa_group = 1;
   int head_dim = 0;
   int64_t stride = 0;
@@ -46,7 +49,7 @@ struct TurnParams {
 };
 
 // The same bits as the CPU's scalar kernels give.
-void TurnRows(cudaStream_t stream, const TurnParams& params);
+void TurnRows(cudaStream_t stream, const TurnParams& params, std::span<const TurnedHead> heads);
 
 // Values that are added to mapped keys: k += v, rounded to their type.
 struct AddedRows {
@@ -56,13 +59,6 @@ struct AddedRows {
   int n_rows = 0;
   int width = 0;
 };
-// `items` [n_items] in the memory of the device; max_rows: of an item.
-struct AddRowsParams {
-  const AddedRows* items = nullptr;
-  int n_items = 0;
-  int max_rows = 0;
-  DType type = DType::kF32;
-};
-void AddRows(cudaStream_t stream, const AddRowsParams& params);
+void AddRows(cudaStream_t stream, DType type, std::span<const AddedRows> items);
 
 }  // namespace kvlathe::cuda

@@ -101,17 +101,15 @@ KVL_DEVICE void PairsOfNumbers(uint32_t word, uint32_t (&pairs)[4]) {
 }
 
 // kBlockBytes: of a block; kStretches: of a block; kHasMin: whether minima are not all zero;
-// kHalves: whether the halves of a stretch differ in their factors; kTogether: stretches whose code
-// is laid out side by side in a loop; kFitsTwice: whether registers do for two tiles of outputs.
-template <int kBytes, int kStretchesOfBlock, bool kMin, bool kTwo, bool kTiles = true,
-          int kSideBySide = kStretchesOfBlock>
+// kHalves: whether the halves of a stretch differ in their factors; kFitsTwice: whether registers
+// do for two tiles of outputs.
+template <int kBytes, int kStretchesOfBlock, bool kMin, bool kTwo, bool kTwoTiles = true>
 struct BlockFacts {
   static constexpr int kBlockBytes = kBytes;
   static constexpr int kStretches = kStretchesOfBlock;
   static constexpr bool kHasMin = kMin;
   static constexpr bool kHalves = kTwo;
-  static constexpr bool kFitsTwice = kTiles;
-  static constexpr int kTogether = kSideBySide;
+  static constexpr bool kFitsTwice = kTwoTiles;
 };
 KVL_DEVICE StretchFactors OneFactor(float scale, float min) { return {{scale, scale}, {min, min}}; }
 
@@ -178,7 +176,7 @@ struct BlockReader<WeightType::kQ8_0> : BlockFacts<34, 1, false, false> {
 KVL_DEVICE uint32_t TwoBits(uint32_t word, int shift) { return word >> shift & 0x00030003u; }
 
 template <>
-struct BlockReader<WeightType::kQ2_K> : BlockFacts<84, 8, true, true> {
+struct BlockReader<WeightType::kQ2_K> : BlockFacts<84, 8, true, true, false> {
   KVL_DEVICE static void Codes(const std::byte* block, int c, int i, uint32_t (&pairs)[4]) {
     const std::byte* const codes = block + 16 + c / 4 * 32 + 4 * i;
     const uint32_t first = simt::LoadWord(codes), second = simt::LoadWord(codes + 16);
@@ -197,7 +195,7 @@ struct BlockReader<WeightType::kQ2_K> : BlockFacts<84, 8, true, true> {
 };
 
 template <>
-struct BlockReader<WeightType::kQ3_K> : BlockFacts<110, 8, false, true, false, 2> {
+struct BlockReader<WeightType::kQ3_K> : BlockFacts<110, 8, false, true, false> {
   KVL_DEVICE static void Codes(const std::byte* block, int c, int i, uint32_t (&pairs)[4]) {
     const std::byte* const codes = block + 32 + c / 4 * 32 + 4 * i;
     const int shift = c % 4 * 2;
@@ -234,7 +232,7 @@ KVL_DEVICE StretchFactors SixBitFactors(const std::byte* block, int c) {
 }
 
 template <>
-struct BlockReader<WeightType::kQ4_K> : BlockFacts<144, 8, true, false> {
+struct BlockReader<WeightType::kQ4_K> : BlockFacts<144, 8, true, false, false> {
   KVL_DEVICE static void Codes(const std::byte* block, int c, int i, uint32_t (&pairs)[4]) {
     const std::byte* const codes = block + 16 + c / 2 * 32 + 4 * i;
     const uint32_t first = simt::LoadWord(codes), second = simt::LoadWord(codes + 16);
@@ -267,7 +265,7 @@ struct BlockReader<WeightType::kQ5_K> : BlockFacts<176, 8, true, false, false> {
 };
 
 template <>
-struct BlockReader<WeightType::kQ6_K> : BlockFacts<210, 8, false, true, false, 2> {
+struct BlockReader<WeightType::kQ6_K> : BlockFacts<210, 8, false, true, false> {
   KVL_DEVICE static void Codes(const std::byte* block, int c, int i, uint32_t (&pairs)[4]) {
     const std::byte* const low_bits = block + c / 4 * 64 + c % 2 * 32 + 4 * i;
     const std::byte* const high_bits = block + 128 + c / 4 * 32 + 4 * i;

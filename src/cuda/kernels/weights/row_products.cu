@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/kernels/weights/row_products.cuh"
 #include "cuda/kernels/weights/row_products.h"
 
@@ -7,8 +9,8 @@ namespace {
 using namespace simt;
 
 // Products in F32: a warp has one output and kTileRows rows.
-KVL_KERNEL(kProductThreads) FloatProductKernel(KVL_PARAMS(RowProductsParams) p) {
-  const PlacedProduct placed = ProductOfBlock(p);
+KVL_KERNEL(kProductThreads) FloatProductKernel(KVL_PARAMS(ProductsParams) p) {
+  const PlacedRows placed = RowsOfBlock(p);
   const RowProduct& product = placed.product;
   const int out = BlockIdx() * kProductWarps + WarpIdx();
   const int n_rows = product.n_rows - placed.first_row;
@@ -28,19 +30,16 @@ KVL_KERNEL(kProductThreads) FloatProductKernel(KVL_PARAMS(RowProductsParams) p) 
   }
 }
 
-void LaunchFloatProducts(cudaStream_t stream, const RowProductsParams& params) {
-  const int n_row_tiles = (params.max_rows + kTileRows - 1) / kTileRows;
+void LaunchFloatProducts(cudaStream_t stream, const ProductsParams& params) {
   Launch(stream, FloatProductKernel,
          {.n_blocks = (params.max_out + kProductWarps - 1) / kProductWarps,
           .n_threads = kProductThreads,
-          .n_blocks_y = params.n_items * n_row_tiles},
+          .n_blocks_y = params.n_products * params.n_row_tiles()},
          params);
 }
 
-}  // namespace
-
-void MultiplyRows(cudaStream_t stream, const RowProductsParams& params) {
-  switch (params.type) {
+void LaunchOfType(cudaStream_t stream, const ProductsParams& params) {
+  switch (params.numbers.type) {
     using enum WeightType;
     case kF32:
       return LaunchFloatProducts(stream, params);
@@ -73,6 +72,25 @@ void MultiplyRows(cudaStream_t stream, const RowProductsParams& params) {
       return LaunchProducts<kIq4Xs>(stream, params);
     case kMxfp4:
       return LaunchProducts<kMxfp4>(stream, params);
+  }
+}
+
+}  // namespace
+
+void MultiplyRows(cudaStream_t stream, const ProductNumbers& numbers,
+                  std::span<const RowProduct> products) {
+  while (!products.empty()) {
+    ProductsParams params;
+    params.numbers = numbers;
+    params.n_products = static_cast<int>(std::min<size_t>(products.size(), kProductsOfLaunch));
+    for (int i = 0; i < params.n_products; ++i) {
+      params.products[i] = products[i];
+      params.max_rows = std::max(params.max_rows, products[i].n_rows);
+      params.max_out = std::max(params.max_out, products[i].n_out);
+      params.in_quads = params.in_quads && InQuads(products[i]);
+    }
+    LaunchOfType(stream, params);
+    products = products.subspan(params.n_products);
   }
 }
 

@@ -13,34 +13,47 @@ namespace kvlathe::cuda {
 inline constexpr int kProductThreads = 256;
 inline constexpr int kProductWarps = kProductThreads / simt::kWarp;
 
+// How many products travel with a launch.
+inline constexpr int kProductsOfLaunch = 48;
+
+struct ProductsParams {
+  ProductNumbers numbers;
+  RowProduct products[kProductsOfLaunch];
+  int n_products = 0;
+  int max_rows = 0, max_out = 0;  // of a product
+  bool in_quads = true;           // all of them
+
+  int n_row_tiles() const { return (max_rows + kTileRows - 1) / kTileRows; }
+};
+static_assert(sizeof(ProductsParams) <= 4096);
+
 // Product BlockIdxY() / n_row_tiles, rows from kTileRows * (BlockIdxY() % n_row_tiles) on.
-struct PlacedProduct {
-  RowProduct product;
+struct PlacedRows {
+  const RowProduct& product;
   int first_row = 0;
 };
-KVL_DEVICE PlacedProduct ProductOfBlock(const RowProductsParams& p) {
+KVL_DEVICE PlacedRows RowsOfBlock(const ProductsParams& p) {
   const int n_row_tiles = (p.max_rows + kTileRows - 1) / kTileRows;
-  const int item = simt::BlockIdxY() / n_row_tiles;
-  return {p.items == nullptr ? p.one : p.items[item], simt::BlockIdxY() % n_row_tiles * kTileRows};
+  return {p.products[simt::BlockIdxY() / n_row_tiles], simt::BlockIdxY() % n_row_tiles * kTileRows};
 }
 
 // y[row][out] takes a sum.
-KVL_DEVICE void PutSum(const RowProductsParams& p, const RowProduct& product, int row, int out,
+KVL_DEVICE void PutSum(const ProductsParams& p, const RowProduct& product, int row, int out,
                        float sum) {
   if (product.bias != nullptr) sum += product.bias[out];
   const int64_t idx = row * product.y_stride + out;
-  if (p.accumulate) sum += static_cast<const float*>(product.y)[idx];
-  StoreRounded(Floats<1>{{sum}}, p.y_type, product.y, idx);
+  if (p.numbers.accumulate) sum += static_cast<const float*>(product.y)[idx];
+  StoreRounded(Floats<1>{{sum}}, p.numbers.y_type, product.y, idx);
 }
 
 // A block has kTiles tiles of outputs; its warps share the inputs, each a range of them, and their
 // sums are added up in the order of the warps. kWhole as in LoadQuad.
 template <WeightType kType, int kTiles, bool kWhole>
 KVL_KERNEL(kProductThreads, kTiles == 1 && StretchLoop<kType, 1>::kStretchesOfStep == 1 ? 3 : 2)
-ProductKernel(KVL_PARAMS(RowProductsParams) p) {
+ProductKernel(KVL_PARAMS(ProductsParams) p) {
   using Loop = StretchLoop<kType, kTiles>;
   constexpr int kOuts = kTiles * kTileOuts, kInputsOfStep = Loop::kStretchesOfStep * kStretch;
-  const PlacedProduct placed = ProductOfBlock(p);
+  const PlacedRows placed = RowsOfBlock(p);
   const RowProduct& product = placed.product;
   const int first_out = simt::BlockIdx() * kOuts;
   const int n_rows = product.n_rows - placed.first_row;
@@ -80,14 +93,13 @@ ProductKernel(KVL_PARAMS(RowProductsParams) p) {
 }
 
 template <WeightType kType, int kTiles, bool kWhole>
-void LaunchTiles(cudaStream_t stream, const RowProductsParams& params) {
+void LaunchTiles(cudaStream_t stream, const ProductsParams& params) {
   constexpr int kOuts = kTiles * kTileOuts;
-  const int n_row_tiles = (params.max_rows + kTileRows - 1) / kTileRows;
   simt::Launch(stream, ProductKernel<kType, kTiles, kWhole>,
                {.n_blocks = (params.max_out + kOuts - 1) / kOuts,
                 .n_threads = kProductThreads,
                 .shared_bytes = kProductWarps * kTileRows * kOuts * int64_t{sizeof(float)},
-                .n_blocks_y = params.n_items * n_row_tiles},
+                .n_blocks_y = params.n_products * params.n_row_tiles()},
                params);
 }
 
@@ -95,7 +107,7 @@ void LaunchTiles(cudaStream_t stream, const RowProductsParams& params) {
 // the number of rows changes no bit; where they are few, blocks would be fewer than a GPU has room
 // for.
 template <WeightType kType, bool kWhole = true>
-void LaunchProducts(cudaStream_t stream, const RowProductsParams& params) {
+void LaunchProducts(cudaStream_t stream, const ProductsParams& params) {
   constexpr int kOutsForTwoTiles = 8192;
   constexpr int kMostTiles = kWhole && StretchLoop<kType, 1>::kFitsTwice ? 2 : 1;
   if (params.max_out >= kOutsForTwoTiles) {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "machine/weight_type.h"
 #include "tensor/dtype.h"
@@ -26,20 +27,13 @@ struct RowProduct {
   int n_in = 0;
 };
 
-// Products with weights of one type. A row gets the same bits whatever other rows there are: each
-// is multiplied with integers in BF16, summed up in F32 and scaled in F32.
-struct RowProductsParams {
+// What products of one launch have in common.
+struct ProductNumbers {
   WeightType type = WeightType::kBf16;
   DType y_type = DType::kF32;
-  bool accumulate = false;            // y += (kF32 only)
-  RowProduct one;                     // where `items` is null
-  const RowProduct* items = nullptr;  // [n_items] in the memory of the device
-  int n_items = 1;
-  int max_rows = 0;  // of a product
-  int max_out = 0;
-  // Whether InQuads of all products. Weights in blocks need it.
-  bool in_quads = true;
+  bool accumulate = false;  // y += (kF32 only)
 };
+
 // Whether BF16 rows of x may be read by four numbers: n_in is a multiple of 32, and they begin at
 // multiples of 8 bytes.
 inline bool InQuads(const RowProduct& product) {
@@ -47,6 +41,10 @@ inline bool InQuads(const RowProduct& product) {
          reinterpret_cast<uintptr_t>(product.x) % 8 == 0;
 }
 
-void MultiplyRows(cudaStream_t stream, const RowProductsParams& params);
+// None of them reads what another writes; with weights in blocks they are InQuads. A row gets the
+// same bits whatever other rows there are: each is multiplied with integers in BF16, summed up in
+// F32 and scaled in F32.
+void MultiplyRows(cudaStream_t stream, const ProductNumbers& numbers,
+                  std::span<const RowProduct> products);
 
 }  // namespace kvlathe::cuda

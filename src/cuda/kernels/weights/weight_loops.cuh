@@ -48,19 +48,15 @@ struct StretchLoop {
 #pragma unroll 1
     for (int step = begin; step < end; ++step) {
       const int64_t at = int64_t{step} * Reader::kBlockBytes;
-#pragma unroll 1
-      for (int first = 0; first < kStretchesOfStep; first += Reader::kTogether) {
 #pragma unroll
-        for (int j = 0; j < Reader::kTogether; ++j) {
-          const int c = first + j;
-          uint32_t b[2][2];
-          LoadOperands(rows.x + (step * kStretchesOfStep + c) * kStretch, b);
-          float sums[2][4] = {};  // of the rows of x, over the halves
-          if constexpr (Reader::kHasMin) SumRows(b, sums);
+      for (int c = 0; c < kStretchesOfStep; ++c) {
+        uint32_t b[2][2];
+        LoadOperands(rows.x + (step * kStretchesOfStep + c) * kStretch, b);
+        float sums[2][4] = {};  // of the rows of x, over the halves
+        if constexpr (Reader::kHasMin) SumRows(b, sums);
 #pragma unroll
-          for (int tile = 0; tile < kTiles; ++tile) {
-            AddStretch(rows.w[tile][0] + at, rows.w[tile][1] + at, c, b, sums, acc[tile]);
-          }
+        for (int tile = 0; tile < kTiles; ++tile) {
+          AddStretch(rows.w[tile][0] + at, rows.w[tile][1] + at, c, b, sums, acc[tile]);
         }
       }
     }

@@ -165,22 +165,17 @@ TEST_P(StoredWeightsTest, FewRowsAreMultipliedWithThem) {
   for (const int n_rows : {1, 8, 11}) {
     const DrawnRowsOfX x(type().type, n_rows * stride, random);
     const DeviceArray<float> y(std::vector<float>(n_rows * y_stride, 2.0f));
-    RowProductsParams params = {.type = type().type,
-                                .accumulate = true,
-                                .one = {.w = stored.data(),
-                                        .w_row_bytes = w.row_bytes,
-                                        .x = x.data(),
-                                        .x_stride = stride,
-                                        .y = y.data(),
-                                        .y_stride = y_stride,
-                                        .bias = bias.data(),
-                                        .n_rows = n_rows,
-                                        .n_out = static_cast<int>(n_out),
-                                        .n_in = static_cast<int>(n_in())},
-                                .max_rows = n_rows,
-                                .max_out = static_cast<int>(n_out)};
-    params.in_quads = InQuads(params.one);
-    MultiplyRows(nullptr, params);
+    const RowProduct product = {.w = stored.data(),
+                                .w_row_bytes = w.row_bytes,
+                                .x = x.data(),
+                                .x_stride = stride,
+                                .y = y.data(),
+                                .y_stride = y_stride,
+                                .bias = bias.data(),
+                                .n_rows = n_rows,
+                                .n_out = static_cast<int>(n_out),
+                                .n_in = static_cast<int>(n_in())};
+    MultiplyRows(nullptr, {.type = type().type, .accumulate = true}, {&product, 1});
     const std::vector<float> got = y.Download();
     ExpectSums(w, x.numbers.data(), stride, got.data(), y_stride, n_rows, 2.5f);
     EXPECT_EQ(got[n_out], 2.0f);
@@ -211,22 +206,17 @@ TEST_P(StoredWeightsTest, ProductsAreWhatTheyAreAlone) {
   of_second.y = together.data() + 20;
   of_second.n_rows = 3;
   of_second.n_out = 5;
-  const DeviceArray<RowProduct> items(std::vector<RowProduct>{of_first, of_second});
-  MultiplyRows(nullptr, {.type = type().type,
-                         .items = items.data(),
-                         .n_items = 2,
-                         .max_rows = n_rows,
-                         .max_out = 20,
-                         .in_quads = InQuads(of_first)});
+  // More than one launch takes; the others have no rows.
+  std::vector<RowProduct> products(60, of_first);
+  for (RowProduct& product : products) product.n_rows = 0;
+  products[7] = of_first;
+  products[55] = of_second;
+  MultiplyRows(nullptr, {.type = type().type}, products);
   RowProduct of_row = of_first;
   of_row.x = static_cast<const std::byte*>(x.data()) + 9 * n_in() * element;
   of_row.y = alone.data();
   of_row.n_rows = 1;
-  MultiplyRows(nullptr, {.type = type().type,
-                         .one = of_row,
-                         .max_rows = 1,
-                         .max_out = 20,
-                         .in_quads = InQuads(of_row)});
+  MultiplyRows(nullptr, {.type = type().type}, {&of_row, 1});
   const std::vector<float> all = together.Download(), row = alone.Download();
   ExpectSums(first, x.numbers.data(), n_in(), all.data(), 25, n_rows, 0);
   ExpectSums(second, x.numbers.data(), n_in(), all.data() + 20, 25, 3, 0);
@@ -254,10 +244,10 @@ TEST_P(StoredWeightsTest, ManyOutputsAreWhatFewAre) {
                         .n_rows = 1,
                         .n_out = n_out,
                         .n_in = n_in};
-  MultiplyRows(nullptr, {.type = type().type, .one = product, .max_rows = 1, .max_out = n_out});
+  MultiplyRows(nullptr, {.type = type().type}, {&product, 1});
   product.y = few.data();
   product.n_out = 40;
-  MultiplyRows(nullptr, {.type = type().type, .one = product, .max_rows = 1, .max_out = 40});
+  MultiplyRows(nullptr, {.type = type().type}, {&product, 1});
   const std::vector<float> all = many.Download(), first = few.Download();
   for (int out = 0; out < n_out; ++out) ASSERT_EQ(all[out], first[out % 40]) << out;
 }

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "../sequence_cases.h"
 #include "machine/machine.h"
-#include "sequence_cases.h"
 
 namespace kvlathe::testing {
 

@@ -9,10 +9,10 @@
 #include <optional>
 #include <vector>
 
+#include "../sequence_cases.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/sequence_cache.h"
 #include "machine/machine_buffer.h"
-#include "sequence_cases.h"
 
 namespace kvlathe {
 namespace {

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "../sequence_cases.h"
 #include "cpu/biting/biting_machine.h"
 #include "kv/cache_layout.h"
 #include "lived_sequence.h"
 #include "runtime/machines/machine_choice.h"
-#include "sequence_cases.h"
 
 namespace kvlathe {
 namespace {
