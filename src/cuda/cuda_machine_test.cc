@@ -51,7 +51,7 @@ TEST_F(CudaMachineTest, TakesWhatIsFreeButForSomeSlack) {
   const auto machine = CudaMachine::Create({}, &threads_, Isa::kScalar);
   ASSERT_TRUE(machine.ok()) << machine.status();
   const int64_t n_free = 256 * kMiB - CudaStream::kSentBytes;
-  EXPECT_EQ((*machine)->memory().n_free_bytes(), n_free - n_free / 32);
+  EXPECT_EQ((*machine)->cuda_memory().n_bytes(), n_free - n_free / 32);
 }
 
 TEST_F(CudaMachineTest, TellsOnceOfEachVerbThatRunsOnTheHost) {

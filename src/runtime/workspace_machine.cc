@@ -10,8 +10,8 @@
 namespace kvlathe {
 namespace {
 
-// Of what a GPU has left. Chunks of the block pool are not always full, steps that compute logits of
-// a whole text take more than those that generate, and kernels take room for partial results.
+// Of what a GPU has left. Chunks of the block pool are not always full, steps that compute logits
+// of a whole text take more than those that generate, and kernels take room for partial results.
 int64_t DeviceKvBudget(int64_t n_free) {
   constexpr int64_t kSlackDivisor = 16, kMostKernelBytes = int64_t{64} << 20, kKernelDivisor = 4;
   const int64_t for_kernels = std::min(kMostKernelBytes, n_free / kKernelDivisor);

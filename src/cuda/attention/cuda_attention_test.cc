@@ -272,6 +272,34 @@ TEST(CudaAttentionTest, ARowHasTheBitsThatItHasAlone) {
   EXPECT_EQ(outputs[0], outputs[1]);
 }
 
+TEST(CudaAttentionTest, ATokenHasTheBitsThatItHasAlone) {
+  Memories memories;
+  // The window of the last of three tokens begins in another block than that of the first.
+  JobShape windowed = kShapes[1];
+  windowed.window = 64;
+  for (const JobShape& shape : {kShapes[1], windowed}) {
+    const auto job = MakeJob(shape, 3, &memories);
+    CudaAttention attention(memories.stream.get(), memories.gpu.get(), &memories.residents, 30);
+    attention.set_deterministic(true);
+    const auto run = [&](const HeadJob& of) {
+      attention.Attend({&of, 1}, kSmScale, Schedule::kBalanced);
+      ASSERT_TRUE(memories.stream->Finish().ok());
+    };
+    run(job->on_gpu);
+    const std::vector<float> together = OutputsAt(memories.gpu.get(), job->on_gpu, job->n_outputs);
+    HeadJob last = job->on_gpu;
+    const int64_t n_before = last.n_tokens - 1, n_rows = n_before * last.gqa_group;
+    last.n_tokens = 1;
+    last.first_visible += static_cast<int>(n_before);
+    last.sinks.first_visible += static_cast<int>(n_before);
+    last.q = last.q + n_rows * last.q_stride * int64_t{sizeof(Bf16)};
+    last.q_full = last.q_full + n_rows * last.q_full_stride * int64_t{sizeof(Bf16)};
+    last.out = last.out + n_before * last.out_stride * int64_t{sizeof(float)};
+    run(last);
+    EXPECT_EQ(OutputsAt(memories.gpu.get(), job->on_gpu, job->n_outputs), together);
+  }
+}
+
 TEST(CudaAttentionTest, LeavesToTheHostWhatItHasNoKernelFor) {
   Memories memories;
   const CudaAttention attention(memories.stream.get(), memories.gpu.get(), &memories.residents, 4);

@@ -11,8 +11,10 @@ namespace {
 using cuda::CodeKind;
 using cuda::ExpandSide;
 
-const uint16_t* HalvesAt(const std::byte* record, int64_t offset) {
-  return reinterpret_cast<const uint16_t*>(record + offset);
+// Null where all blocks of a run have left the window and its record is gone.
+template <typename T>
+const T* At(const std::byte* record, int64_t offset) {
+  return record == nullptr ? nullptr : reinterpret_cast<const T*>(record + offset);
 }
 
 // Lists the channels of a side by their bits.
@@ -60,16 +62,16 @@ ExpandSide MakeKeys(const PackedShape& shape, const ExpandAddresses& at) {
   if (side.group == 0) side.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
   side.scales = static_cast<uint32_t>(KeyTokenScaleOffset(shape));
   side.factor = static_cast<uint32_t>(KeyFactorOffset(shape));
-  if (is_per_channel) side.shared_scales = HalvesAt(at.record, 0);
+  if (is_per_channel) side.shared_scales = At<uint16_t>(at.record, 0);
   if (side.kind == CodeKind::kCentroids) {
     side.centroids = at.key_book->centroids;
     side.model_scales = at.key_scales;
   }
-  if (shape.lowrank() > 0) side.basis = HalvesAt(at.record, KeyBasisOffset(shape));
+  if (shape.lowrank() > 0) side.basis = At<uint16_t>(at.record, KeyBasisOffset(shape));
   if (shape.n_key_entries() > 0) {
-    side.exact = {.ends = reinterpret_cast<const uint32_t*>(at.record + KeySparseEndsOffset(shape)),
-                  .differences = HalvesAt(at.record, KeySparseOffset(shape)),
-                  .places = reinterpret_cast<const uint8_t*>(at.record + KeyPlacesOffset(shape)),
+    side.exact = {.ends = At<uint32_t>(at.record, KeySparseEndsOffset(shape)),
+                  .differences = At<uint16_t>(at.record, KeySparseOffset(shape)),
+                  .places = At<uint8_t>(at.record, KeyPlacesOffset(shape)),
                   .counts = static_cast<uint32_t>(KeyCountOffset(shape)),
                   .has_wide_counts = HasWideKeyCounts(shape)};
   }
@@ -83,17 +85,16 @@ ExpandSide MakeValues(const PackedShape& shape, int kv_head_idx, const ExpandAdd
   if (is_of_layer || side.group == 0) side.group = shape.rank_v;
   side.scales = static_cast<uint32_t>(ValueTokenScaleOffset(shape));
   side.factor = static_cast<uint32_t>(ValueFactorOffset(shape));
-  if (is_of_layer) side.shared_scales = HalvesAt(at.layer_record, 0);
+  if (is_of_layer) side.shared_scales = At<uint16_t>(at.layer_record, 0);
   if (side.kind == CodeKind::kCentroids) side.centroids = at.value_book->centroids;
-  if (shape.lowrank() > 0) side.basis = HalvesAt(at.record, ValueBasisOffset(shape));
+  if (shape.lowrank() > 0) side.basis = At<uint16_t>(at.record, ValueBasisOffset(shape));
   if (shape.value_outliers() > 0) {
-    side.exact = {
-        .ends = reinterpret_cast<const uint32_t*>(at.layer_record + ValueSparseEndsOffset(shape)),
-        .ends_step = shape.n_kv_heads,
-        .ends_first = kv_head_idx,
-        .differences = HalvesAt(at.layer_record, ValueSparseOffset(shape)),
-        .places = reinterpret_cast<const uint8_t*>(at.layer_record + ValuePlacesOffset(shape)),
-        .counts = static_cast<uint32_t>(ValueCountOffset(shape))};
+    side.exact = {.ends = At<uint32_t>(at.layer_record, ValueSparseEndsOffset(shape)),
+                  .ends_step = shape.n_kv_heads,
+                  .ends_first = kv_head_idx,
+                  .differences = At<uint16_t>(at.layer_record, ValueSparseOffset(shape)),
+                  .places = At<uint8_t>(at.layer_record, ValuePlacesOffset(shape)),
+                  .counts = static_cast<uint32_t>(ValueCountOffset(shape))};
   }
   return side;
 }

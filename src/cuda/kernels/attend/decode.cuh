@@ -185,9 +185,11 @@ class DecodeItemRunner {
     }
   }
 
+  // A block goes to the same warp whatever rows are beside, for their bits.
   KVL_DEVICE int FirstBlock() const {
     const int begin = item_.entry_begin > first_seen_ ? item_.entry_begin : first_seen_;
-    return begin / kBlockSize + warp_;  // never below entry 0
+    const int first = begin / kBlockSize, n_warps = simt::WarpCount();
+    return first + (warp_ + n_warps - first % n_warps) % n_warps;
   }
 
   // The run of block b is that of run_idx or a later one.
@@ -204,6 +206,7 @@ class DecodeItemRunner {
   KVL_DEVICE void PrefetchBlock(int b, int n_bytes) const {
     const std::byte* const block = BlockAt(b);
     constexpr int kLine = 128;
+#pragma unroll 1
     for (int at = simt::Lane() * kLine; at < n_bytes; at += simt::kWarp * kLine) {
       simt::Prefetch(block + at);
     }
@@ -317,6 +320,7 @@ class DecodeItemRunner {
     for (int i = lane; i < n_pairs; i += simt::kWarp) {
       const float cos = mean.cos[angles + i], sin = mean.sin[angles + i];
       // Rows that are not there have columns of their own, which nobody reads.
+#pragma unroll 1
       for (int row = 0; row < item_.n_rows; ++row) {
         const float* const w = FloatsAt(at_.weights) + row * 2 * n_pairs;
         const float both[2] = {w[i] * cos - w[n_pairs + i] * sin,

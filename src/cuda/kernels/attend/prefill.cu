@@ -292,13 +292,13 @@ struct PromptWork {
   KVL_DEVICE void Finish() {
     sums.SumLanes();
     const int n_own = head.width - first_channel;
-    float* const partial = p.partials + item.partial_offset;
+    const bool is_part = item.partial_offset >= 0;
+    float* const partial = is_part ? p.partials + item.partial_offset : nullptr;
     const int64_t n_floats = int64_t{item.n_rows} * head.width;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = rows.of_lane(i), of_item = row - item.row_begin;
       if (row > rows.last()) continue;
-      const bool is_part = item.partial_offset >= 0;
       const float factor = is_part ? 1.0f : sums.sum[i] == 0 ? 0.0f : 1.0f / sums.sum[i];
 #pragma unroll
       for (int n = 0; n < kChannels / 16; ++n) {
@@ -325,7 +325,7 @@ struct PromptWork {
         partial[n_floats + (item.n_rows + 15) / 16 * 16 + of_item] = sums.sum[i];
       }
     }
-    if (item.partial_offset < 0 && first_channel == 0 && rows.n > 0) ClearBehind();
+    if (!is_part && first_channel == 0 && rows.n > 0) ClearBehind();
   }
 };
 

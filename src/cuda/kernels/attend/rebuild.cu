@@ -76,11 +76,15 @@ KVL_DEVICE Turned Turn(float x, float y, float cos, float sin) {
   return {cos * x - sin * y, cos * y + sin * x};
 }
 
-// The position of an entry whose positions are kept.
+// The position of an entry whose positions are kept, as SortedPositions and EntryTable have them.
 KVL_DEVICE int64_t KeptPosition(const RebuildHead& head, int entry) {
-  const SortedPositions sorted(head.sorted, head.n_sorted_blocks, head.is_sorted_wide);
-  if (sorted.Has(entry / kBlockSize)) return sorted.at(entry);
-  return EntryTable(head.table, head.has_sums).position(entry);
+  const int block = entry / kBlockSize;
+  if (block < head.n_sorted_blocks) {
+    if (head.is_sorted_wide) return reinterpret_cast<const int32_t*>(head.sorted)[entry];
+    return reinterpret_cast<const uint16_t*>(head.sorted)[entry];
+  }
+  const std::byte* const positions = head.table + block * EntryTable::BlockBytes(head.has_sums);
+  return reinterpret_cast<const int32_t*>(positions)[entry % kBlockSize];
 }
 
 // Where the angle of a pair of an entry is in the tables of cosines and sines.

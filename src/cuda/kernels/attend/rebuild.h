@@ -49,9 +49,9 @@ struct RebuildHead {
   int first_position = 0;
   int first_place = 0;
   // Of KeyTurn::kPositions: an EntryTable, and the SortedPositions of the first blocks.
-  std::byte* table = nullptr;
+  const std::byte* table = nullptr;
   bool has_sums = false;
-  std::byte* sorted = nullptr;
+  const std::byte* sorted = nullptr;
   int n_sorted_blocks = 0;
   bool is_sorted_wide = false;
   // [n_blocks][head_dim / 2][kBlockSize][2] Bf16: K of plain blocks from block 0 of the head on.

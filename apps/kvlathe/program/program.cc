@@ -1,3 +1,5 @@
+#include "kvlathe/program/program.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
