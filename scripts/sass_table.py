@@ -7,7 +7,7 @@ No GPU is needed: `cmake --preset cuda` and the target cuda_cubins make the mach
   sass_table.py check     compares it with docs/speed/sass.json: fails where a kernel takes more registers or instructions
                           than is recorded, touches local memory (spills), has lost its products of matrices, takes more
                           instructions a code than its bound, or is not recorded
-  sass_table.py record    writes that file anew
+  sass_table.py record    writes that file anew, and its table in docs/cuda.md
 
 How it counts. The main loop of a kernel is the smallest loop that holds at least half of its products of matrices (HMMA; nine
 tenths where there are readers), and without products the loop of most instructions. A loop is what lies between a branch backwards and its target.
@@ -30,6 +30,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs/speed/sass.json"
+PAGE = ROOT / "docs/cuda.md"
+BEHIND_TABLE = "The bounds are "
 
 # Kernels with readers, and how many groups of 8 rows they compute at once.
 WITH_READERS = {"attend.decode: DecodeRows8Kernel": 1, "attend.decode: DecodeRows16Kernel": 2}
@@ -260,6 +262,20 @@ def show(table):
                 print(f"  {entry:<16}{cost:>6}")
 
 
+def page_table(table):
+    """The table of docs/cuda.md: instructions a code by format, for 8 and 16 rows of queries."""
+    columns = [table[name]["a_code"] for name in WITH_READERS]
+    lines = ["| format | " + " | ".join(f"{8 * n} rows" for n in WITH_READERS.values()) + " |", "|---|---|---|"]
+    lines += [f"| {name} | " + " | ".join(str(column.get(name, "")) for column in columns) + " |" for name in FORMATS]
+    return "\n".join(lines)
+
+
+def write_page(table):
+    text = PAGE.read_text()
+    begin, end = text.index("| format | 8 rows"), text.index(BEHIND_TABLE)
+    PAGE.write_text(text[:begin] + page_table(table) + "\n\n" + text[end:])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("action", choices=("show", "check", "record"))
@@ -276,6 +292,8 @@ def main():
     elif arguments.action == "record":
         lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in table.items())
         arguments.table.write_text("{\n" + lines + "\n}\n")
+        if arguments.table == TABLE:
+            write_page(table)
         print(f"{arguments.table}: {len(table)} kernels")
     else:
         problems = problems_of(table, json.loads(arguments.table.read_text()))

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """sass_table.py must count loops of machine code as it says, and find what became worse."""
+import json
 import os
 import shutil
 import subprocess
@@ -151,6 +152,12 @@ class GateTest(unittest.TestCase):
                                        {name: {**self.ROW, "a_code": {"uniform 4": 4.4, "trellis 2": 4.0, "rows": 9}}})
         self.assertEqual(found, [f"{name}: 4.5 instructions a code of uniform 4, of which 4 are allowed",
                                  f"{name}: 5.0 instructions a code of trellis 2, recorded are 4.0"])
+
+
+class PageTest(unittest.TestCase):
+    def test_the_page_has_what_is_recorded(self):
+        recorded = json.loads(sass_table.TABLE.read_text())
+        self.assertIn(sass_table.page_table(recorded), sass_table.PAGE.read_text())
 
 
 class CompiledTest(unittest.TestCase):
