@@ -281,8 +281,10 @@ void PromptItems::AddLatents(const PromptPart& part, cuda::RebuildHead* head) co
   if (head->half == 0) return;
   const bool has_positions = !latents.positions.empty() || latents.sorted.n_blocks > 0;
   head->turn = has_positions ? cuda::KeyTurn::kPositions : cuda::KeyTurn::kBlocks;
-  head->cos = memory_.As<const float>(has_positions ? latents.cos : latents.rotation.cos);
-  head->sin = memory_.As<const float>(has_positions ? latents.sin : latents.rotation.sin);
+  head->cos = memory_.As<const float>(latents.cos);
+  head->sin = memory_.As<const float>(latents.sin);
+  head->block_cos = memory_.As<const float>(latents.rotation.cos);
+  head->block_sin = memory_.As<const float>(latents.rotation.sin);
   head->table = memory_.At(latents.positions.object);
   head->has_sums = latents.positions.has_sums;
   head->sorted = memory_.At(latents.sorted.object);
