@@ -5,6 +5,7 @@ Usage: device_cli_test.py KVLATHE MODEL_DIRECTORY KVLATHE_EMULATED [TEST...]
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -141,6 +142,7 @@ class Refusals(DeviceCase):
         self.environment.update(environment)
         return self.assert_refused(status, needle, *verb[:1], "-m", MODEL, *verb[1:], *arguments)
 
+    @unittest.skipIf(os.environ.get("KVLATHE_CUDA") == "ON", "a build with CUDA")
     def test_a_build_without_cuda_says_so(self):
         for verb in (("run", "-p", PROMPT), ("serve",), ("inspect",), ("calibrate",), ("bench", "model")):
             done = subprocess.run([ON_PROCESSORS, *verb, "-m", MODEL, *CUDA], capture_output=True, text=True, check=False)

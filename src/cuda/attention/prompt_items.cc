@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iterator>
 #include <variant>
 
 #include "base/units.h"
 #include "cuda/attention/expand_runs.h"
 #include "cuda/kernels/retain/entry_scores.h"
-#include "machine/attention/plan.h"
 
 namespace kvlathe {
 namespace {
@@ -20,108 +18,14 @@ using cuda::PromptItem;
 using cuda::PromptParams;
 
 static_assert(cuda::kPlaceBytes == kDeviceAlignment);
-static_assert(cuda::PromptPartialFloats(20, 48) == PartialFloats(20, 48));
-
-// Parts of fewer blocks would take longer to merge than they save.
-constexpr int kFewestPartBlocks = 8;
-// Items for each processor that make splits pointless.
-constexpr int kItemsOfProcessor = 2;
 
 // Blocks that a block of threads rebuilds.
 constexpr int kRebuiltBlocks = 4;
 // Rebuilt keys of a call take about so many bytes at most, but for those of a single part.
 constexpr int64_t kMostRebuiltBytes = int64_t{256} << 20;
-// Scores of a call likewise, but for those of a single token.
-constexpr int64_t kMostScoreFloats = int64_t{16} << 20;
 
 bool HasTurningKeys(const HeadJob& job) {
   return !job.frames.maps.empty() || job.frames.n_pairs > 0;
-}
-
-// Bytes of the keys that are rebuilt for a part.
-int64_t RebuiltBytes(const PromptPart& part) {
-  if (!part.is_rebuilt || part.slice > 0) return 0;  // slices share them
-  const int64_t n_blocks = (part.job->n_entries + kBlockSize - 1) / kBlockSize;
-  return n_blocks * KeyBytes({.rank_k = part.rank_k});
-}
-int64_t RebuiltBytes(std::span<const PromptPart> parts) {
-  int64_t n_bytes = 0;
-  for (const PromptPart& part : parts) n_bytes += RebuiltBytes(part);
-  return n_bytes;
-}
-
-// From row to row of scores.
-int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSize); }
-// Floats of the scores of a part, with the maxima and sums of its rows behind them.
-int64_t ScoreFloats(const PromptPart& part) {
-  if (!part.is_scored) return 0;
-  return part.n_rows() * ScoreStride(*part.job) + 2 * RoundUp(part.n_rows(), 4);
-}
-int64_t ScoreFloats(std::span<const PromptPart> parts) {
-  int64_t n_floats = 0;
-  for (const PromptPart& part : parts) n_floats += ScoreFloats(part);
-  return n_floats;
-}
-
-// Cuts the scored rows of a job off its parts, in pieces whose scores have room. Parts of the same
-// rows stay together.
-std::vector<std::vector<PromptPart>> ScoredPieces(std::vector<PromptPart>* parts) {
-  const HeadJob& job = *parts->front().job;
-  const int group = parts->front().group(), first = std::max(0, job.first_scored) * group;
-  const int64_t row_floats = ScoreStride(job) + 4;
-  const int n_tokens =
-      static_cast<int>(std::max<int64_t>(1, kMostScoreFloats / row_floats / group));
-  std::vector<std::vector<PromptPart>> pieces;
-  for (size_t i = 0; i < parts->size(); i += (*parts)[i].n_slices()) {
-    for (int row = first; row < job.n_tokens * group; row += n_tokens * group) {
-      pieces.emplace_back();
-      for (int slice = 0; slice < (*parts)[i].n_slices(); ++slice) {
-        PromptPart piece = (*parts)[i + slice];
-        piece.row_begin = row;
-        piece.row_end = std::min(row + n_tokens * group, job.n_tokens * group);
-        piece.is_scored = slice == 0;
-        pieces.back().push_back(piece);
-      }
-    }
-  }
-  for (PromptPart& part : *parts) part.row_end = first;
-  if (first == 0) parts->clear();
-  return pieces;
-}
-
-// The blocks that rows [begin, end) of a part see.
-struct SeenBlocks {
-  int begin = 0, end = 0;  // of blocks
-  int entry_end = 0;
-  int n() const { return std::max(0, end - begin); }
-};
-SeenBlocks BlocksSeen(const PromptPart& part, int row_begin, int row_end) {
-  const HeadJob& job = *part.job;
-  const int first = job.first_visible + row_begin / part.group();
-  const int last = job.first_visible + (row_end - 1) / part.group();
-  SeenBlocks seen;
-  seen.entry_end = std::clamp(last, 0, job.n_entries);
-  seen.end = (seen.entry_end + kBlockSize - 1) / kBlockSize;
-  if (job.window > 0) seen.begin = std::max(0, first - job.window) / kBlockSize;
-  return seen;
-}
-
-// The last run of a head that begins at or before a block.
-int RunAt(const SealedHead& head, int block) {
-  const auto behind = std::ranges::upper_bound(head.runs, block, {}, &SealedRun::first_block);
-  return static_cast<int>(std::max<int64_t>(0, behind - head.runs.begin() - 1));
-}
-
-PromptParams LargestOf(std::span<const PromptPart> parts) {
-  PromptParams most;
-  for (const PromptPart& part : parts) {
-    const HeadJob& job = *part.job;
-    most.most_rank_k = std::max(most.most_rank_k, part.rank_k);
-    if (job.sinks.n > 0) most.most_rank_k = std::max(most.most_rank_k, job.head_dim);
-    most.most_rank_v = std::max({most.most_rank_v, job.shape.rank_v, part.width()});
-    most.most_width = std::max(most.most_width, part.width());
-  }
-  return most;
 }
 
 }  // namespace
@@ -281,8 +185,10 @@ void PromptItems::AddLatents(const PromptPart& part, cuda::RebuildHead* head) co
   if (head->half == 0) return;
   const bool has_positions = !latents.positions.empty() || latents.sorted.n_blocks > 0;
   head->turn = has_positions ? cuda::KeyTurn::kPositions : cuda::KeyTurn::kBlocks;
-  head->cos = memory_.As<const float>(has_positions ? latents.cos : latents.rotation.cos);
-  head->sin = memory_.As<const float>(has_positions ? latents.sin : latents.rotation.sin);
+  head->cos = memory_.As<const float>(latents.cos);
+  head->sin = memory_.As<const float>(latents.sin);
+  head->block_cos = memory_.As<const float>(latents.rotation.cos);
+  head->block_sin = memory_.As<const float>(latents.rotation.sin);
   head->table = memory_.At(latents.positions.object);
   head->has_sums = latents.positions.has_sums;
   head->sorted = memory_.At(latents.sorted.object);
@@ -338,67 +244,6 @@ void PromptItems::Rebuild(std::span<const PromptPart> parts, std::span<const Sen
   params.n_items = static_cast<int>(items.size());
   if (params.heads == nullptr || params.items == nullptr) return;  // the stream tells
   cuda::RebuildKeys(stream.get(), params);
-}
-
-int PromptItems::RowsOfItems(std::span<const PromptPart> parts, const PromptParams& most) const {
-  // More rows of an item share a block that was expanded, and fewer leave more items.
-  int rows = cuda::kMostPromptRows;
-  const auto n_items = [&] {
-    int n = 0;
-    for (const PromptPart& part : parts) n += (part.n_rows() + rows - 1) / rows;
-    return n;
-  };
-  const auto fits = [&] {
-    return cuda::PromptSharedBytes(rows, most.most_rank_k, most.most_rank_v) <=
-           limits_.shared_bytes;
-  };
-  const int fewest = cuda::kMostPromptRows / 2;
-  while (rows > fewest && (!fits() || n_items() < kItemsOfProcessor * limits_.n_processors)) {
-    rows /= 2;
-  }
-  return rows;
-}
-
-PromptItems::Plan PromptItems::PlanItems(std::span<const PromptPart> parts, int rows,
-                                         bool splits) const {
-  int n_items = 0;
-  for (const PromptPart& part : parts) n_items += (part.n_rows() + rows - 1) / rows;
-  const int wanted = kItemsOfProcessor * limits_.n_processors;
-  const int most_parts = splits && n_items > 0 ? std::max(1, wanted / n_items) : 1;
-  Plan plan;
-  for (int j = 0; j < static_cast<int>(parts.size()); ++j) {
-    const int end = parts[j].row_end;
-    for (int row = parts[j].row_begin; row < end; row += rows) {
-      const int n = std::min(rows, end - row);
-      const SeenBlocks seen = BlocksSeen(parts[j], row, row + n);
-      const int n_parts =
-          parts[j].is_scored ? 1 : std::clamp(seen.n() / kFewestPartBlocks, 1, most_parts);
-      if (n_parts > 1) {
-        plan.splits.push_back({.head = j,
-                               .row_begin = row,
-                               .n_rows = n,
-                               .n_parts = n_parts,
-                               .partial_offset = plan.n_floats});
-      }
-      for (int part = 0; part < n_parts; ++part) {
-        const auto begin_of = [&](int i) { return seen.begin + seen.n() * i / n_parts; };
-        PromptItem item = {.head = j, .row_begin = row, .n_rows = n};
-        item.entry_begin = part == 0 ? 0 : begin_of(part) * kBlockSize;
-        item.entry_end = std::min(seen.entry_end, begin_of(part + 1) * kBlockSize);
-        item.first_run = RunAt(parts[j].packed(), begin_of(part));
-        if (n_parts > 1) {
-          item.partial_offset = plan.n_floats;
-          plan.n_floats += PartialFloats(n, parts[j].width());
-        }
-        plan.items.push_back(item);
-      }
-    }
-  }
-  // Long ones first, so that none is left over at the end.
-  std::ranges::stable_sort(plan.items, std::greater(), [](const PromptItem& item) {
-    return item.entry_end - item.entry_begin;
-  });
-  return plan;
 }
 
 bool PromptItems::Hold(Held* held, int64_t n_bytes) {
@@ -493,10 +338,10 @@ void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale)
     return stream.Note(cudaErrorMemoryAllocation, "keys of the model for attention");
   }
   PromptParams params = LargestOf(parts);
-  const int rows = RowsOfItems(parts, params);
-  Plan plan = PlanItems(parts, rows, !is_deterministic_);
+  const int rows = RowsOfItems(parts, params, limits_);
+  PromptPlan plan = PlanPromptItems(parts, rows, !is_deterministic_, limits_);
   if (!Hold(&partials_, plan.n_floats * int64_t{sizeof(float)})) {
-    plan = PlanItems(parts, rows, /*splits=*/false);
+    plan = PlanPromptItems(parts, rows, /*splits=*/false, limits_);
   }
   std::vector<PromptHead> heads;
   std::vector<Sent> sent;

@@ -2,11 +2,11 @@
 // many rows, and those of any codec that no faster kernel reads.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "cuda/attention/prompt_plan.h"
 #include "cuda/kernels/attend/prefill.h"
 #include "cuda/kernels/attend/rebuild.h"
 #include "cuda/memory/cuda_device.h"
@@ -14,39 +14,6 @@
 #include "machine/attention/head_job.h"
 
 namespace kvlathe {
-
-// What a GPU has.
-struct PromptLimits {
-  int n_processors = 132;
-  int64_t shared_bytes = int64_t{99} << 10;  // that a block of threads may take
-};
-
-// A job, or a piece of it where keys are rebuilt: the query heads that share a KV head of the
-// model, and of latents that several heads share the values of one slice. Rows of a part are
-// numbered as those of a job with so many heads.
-struct PromptPart {
-  const HeadJob* job = nullptr;
-  bool is_rebuilt = false;
-  int map = 0;     // KV head of the model of those that the head joins
-  int n_maps = 1;  // of these
-  int slice = 0;
-  int rank_k = 0;  // of keys that queries meet
-  int row_begin = 0, row_end = 0;
-  bool is_scored = false;  // whether its entries get the votes of its rows
-
-  int group() const { return job->gqa_group / n_maps; }  // query heads
-  int first_head() const { return map * group(); }
-  int n_rows() const { return row_end - row_begin; }
-  int n_slices() const { return std::max<int>(1, static_cast<int>(job->latents.slices.size())); }
-  bool has_slices() const { return !job->latents.slices.empty(); }
-  std::span<const ObjectId> blocks() const {
-    return has_slices() ? job->latents.slices[slice].blocks : job->blocks;
-  }
-  const SealedHead& packed() const {
-    return has_slices() ? job->latents.slices[slice].packed : job->packed;
-  }
-  int width() const { return has_slices() ? job->shape.rank_v : job->output_width(); }
-};
 
 class PromptItems {
  public:
@@ -65,11 +32,6 @@ class PromptItems {
   void Attend(std::span<const HeadJob> jobs, float sm_scale);
 
  private:
-  struct Plan {
-    std::vector<cuda::PromptItem> items;
-    std::vector<cuda::PromptSplit> splits;
-    int64_t n_floats = 0;  // of partial results
-  };
   // Memory that is kept from call to call.
   struct Held {
     uint32_t region = 0;
@@ -95,8 +57,6 @@ class PromptItems {
   bool PlaceScores(std::span<const PromptPart> parts, std::span<cuda::PromptHead> heads);
   void AddVotes(std::span<const PromptPart> parts, std::span<const cuda::PromptHead> heads,
                 float sm_scale);
-  int RowsOfItems(std::span<const PromptPart> parts, const cuda::PromptParams& most) const;
-  Plan PlanItems(std::span<const PromptPart> parts, int rows, bool splits) const;
   // False where the GPU has no memory for so much.
   bool Hold(Held* held, int64_t n_bytes);
 

@@ -87,22 +87,27 @@ KVL_DEVICE int64_t KeptPosition(const RebuildHead& head, int entry) {
   return reinterpret_cast<const int32_t*>(positions)[entry % kBlockSize];
 }
 
-// Where the angle of a pair of an entry is in the tables of cosines and sines.
-KVL_DEVICE int64_t AngleOf(const RebuildHead& head, int entry, int pair) {
-  // Entries that are not there yet turn like the last one; nobody sees them.
-  const int own = entry < head.n_entries ? entry : head.n_entries - 1;
-  switch (head.turn) {
-    case KeyTurn::kFrames: {
-      const int first = entry / kBlockSize * kBlockSize;
-      const int start = first - (first + head.first_place) % kFramePositions;
-      return int64_t{head.first_position + start} * head.half + pair;
-    }
-    case KeyTurn::kBlocks:
-      return int64_t{entry / kBlockSize} * kBlockSize * head.half +
-             KeyOffset(entry % kBlockSize, pair);
-    default:
-      return KeptPosition(head, own) * head.half + pair;
+struct Angle {
+  float cos, sin;
+};
+// By what a pair of an entry turns.
+KVL_DEVICE Angle AngleOf(const RebuildHead& head, int entry, int pair) {
+  const int block = entry / kBlockSize;
+  int64_t at = 0;
+  if (head.turn == KeyTurn::kFrames) {
+    const int first = block * kBlockSize;
+    const int start = first - (first + head.first_place) % kFramePositions;
+    at = int64_t{head.first_position + start} * head.half + pair;
+  } else if (head.turn == KeyTurn::kPositions &&
+             (head.table != nullptr || block < head.n_sorted_blocks)) {
+    // Entries that are not there yet turn like the last one; nobody sees them.
+    const int own = entry < head.n_entries ? entry : head.n_entries - 1;
+    at = KeptPosition(head, own) * head.half + pair;
+  } else {
+    at = int64_t{block} * kBlockSize * head.half + KeyOffset(entry % kBlockSize, pair);
+    return {head.unit * head.block_cos[at], head.unit * head.block_sin[at]};
   }
+  return {head.unit * head.cos[at], head.unit * head.sin[at]};
 }
 
 // Gives the keys of the block that begins with `entry` their offsets back, turns them, and gives
@@ -116,8 +121,8 @@ KVL_DEVICE void TurnWhole(const RebuildHead& head, int entry, float* whole) {
     Turned key = {first, second};
     if (head.offset != nullptr) key = {key.x + head.offset[i], key.y + head.offset[j]};
     if (head.turn != KeyTurn::kNone && i >= first_turning) {
-      const int64_t angle = AngleOf(head, entry + token, i);
-      key = Turn(key.x, key.y, head.unit * head.cos[angle], head.unit * head.sin[angle]);
+      const Angle angle = AngleOf(head, entry + token, i);
+      key = Turn(key.x, key.y, angle.cos, angle.sin);
     }
     if (i < head.n_pairs) {
       const int last = head.n_entries - 1, own = entry + token < last ? entry + token : last;

@@ -24,7 +24,9 @@ enum class KeyTurn : uint8_t {
   kNone,
   kFrames,     // pairs from n_absolute on, by the start of the frame
   kBlocks,     // all pairs, by KeyRotation (format/codebook/codebook.h) from block 0 on
-  kPositions,  // all pairs, by the positions of entries
+  // All pairs, by the positions of entries where these are kept, in the blocks that have any; the
+  // others turn as with kBlocks.
+  kPositions,
 };
 
 // One KV head of the model of a head of a cache: FrameIds, RebuildIds or LatentIds
@@ -39,8 +41,10 @@ struct RebuildHead {
   int head_dim = 0;
   const float* offset = nullptr;  // [head_dim], added before keys turn; null: nothing
   KeyTurn turn = KeyTurn::kNone;
-  const float* cos = nullptr;  // [position][half]; of KeyTurn::kBlocks as KeyRotation has them
+  const float* cos = nullptr;  // [position][half]
   const float* sin = nullptr;
+  const float* block_cos = nullptr;  // of block 0, as KeyRotation has them
+  const float* block_sin = nullptr;
   int half = 0;
   int n_absolute = 0;
   float unit = 1;                       // what takes the amplitude off cosines and sines

@@ -180,7 +180,7 @@ KVL_DEVICE void MultiplyLine(const Fit& fit, int block, int i, int first) {
 }
 
 // A block of threads takes a block of rows.
-KVL_KERNEL(kThreads) MultiplyKernel(KVL_PARAMS(LowRankParams) p) {
+KVL_KERNEL_AT(kThreads, 4) MultiplyKernel(KVL_PARAMS(LowRankParams) p) {
   const Fit fit(p, BlockIdx());
   if (fit.is_zero() || BlockIdxY() >= fit.head.n_blocks) return;
   const int n = fit.fit.is_key ? fit.n_lines() : fit.n_pairs();
