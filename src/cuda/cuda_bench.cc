@@ -284,8 +284,8 @@ StatusOr<Bench::Result> Bench::Decode(const Format& format, int n_blocks) {
     jobs.push_back({.base = cache.data(),
                     .q = reinterpret_cast<const std::byte*>(q.data() + head * rows * kChannels),
                     .q_stride = kChannels,
-                    .places = device_places.data() + int64_t{head} * n_blocks,
-                    .runs = device_runs.data() + head,
+                    .first_place = head * n_blocks,
+                    .first_run = head,
                     .out = out.data() + head * out_bytes,
                     .out_stride = rows * kChannels,
                     .out_head_stride = kChannels,
@@ -317,7 +317,9 @@ StatusOr<Bench::Result> Bench::Decode(const Format& format, int n_blocks) {
   const DeviceArray<AttendLayout> layouts(std::vector<AttendLayout>{format.layout});
   const DeviceArray<AttendTables> tables(std::vector<AttendTables>{MakeAttendTables()});
   const DeviceArray<float> partials(std::max<int64_t>(1, n_floats));
-  DecodeParams params = {.jobs = device_jobs.data(),
+  DecodeParams params = {.places = device_places.data(),
+                         .runs = device_runs.data(),
+                         .jobs = device_jobs.data(),
                          .items = device_items.data(),
                          .n_items = static_cast<int32_t>(items.size()),
                          .layouts = layouts.data(),
