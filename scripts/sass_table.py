@@ -36,9 +36,9 @@ BEHIND_TABLE = "The bounds are "
 # Kernels with readers, and how many groups of 8 rows they compute at once.
 WITH_READERS = {"attend.decode: DecodeRows8Kernel": 1, "attend.decode: DecodeRows16Kernel": 2}
 READER = re.compile(r"\b(Add\w+)<(?:(\d+), )?kN>\(rows")
-# Products of a reader for a tile and 8 rows.
-PRODUCTS_OF_TILE = {"AddRowScores": 4, "AddNumberScores": 5, "AddScoresByChannel": 8, "AddUnitScores": 4, "AddRowValues": 4,
-                    "AddNumberValues": 4, "AddUnitValues": 4}
+# Products of a reader for a tile: of each group of 8 rows, and of all of them together.
+PRODUCTS_OF_TILE = {"AddRowScores": (4, 0), "AddNumberScores": (5, 0), "AddScoresByChannel": (4, 1), "AddUnitScores": (4, 0),
+                    "AddRowValues": (4, 0), "AddNumberValues": (4, 0), "AddUnitValues": (4, 0)}
 # Readers of keys and of values by format, and the instructions a code that it may take where 8 rows are computed. Uniform codes
 # of 3 bits have a high bit apart, which costs more than that bound allows.
 FORMATS = {"rows": ("AddRowScores", "AddRowValues", None)}
@@ -158,7 +158,8 @@ def cost_of_reader(name, body, inner, n_groups):
         return None
     tiles = min(own, key=lambda loop: len(within(body, loop)))  # the loop over groups of them lies around it
     of_tiles = within(body, tiles)
-    n_tiles = n_products(of_tiles) / (n_groups * PRODUCTS_OF_TILE[name.split("<")[0]])
+    of_group, of_all = PRODUCTS_OF_TILE[name.split("<")[0]]
+    n_tiles = n_products(of_tiles) / (n_groups * of_group + of_all)
     return len(of_tiles) / n_tiles, sum(i.reader == name for i in body) - len(of_tiles)
 
 

@@ -317,6 +317,7 @@ class DecodeItemRunner {
     std::byte* const turned = shared_ + at_.warps + warp_ * at_.warp_bytes + at_.turned;
     const int rest = kRows * at_.mean_stride;  // where what F16 leaves lies
     const int64_t angles = int64_t{mean.first_position + first} * mean.half;
+#pragma unroll 1
     for (int i = lane; i < n_pairs; i += simt::kWarp) {
       const float cos = mean.cos[angles + i], sin = mean.sin[angles + i];
       // Rows that are not there have columns of their own, which nobody reads.
@@ -338,6 +339,7 @@ class DecodeItemRunner {
     simt::SyncWarp();
     const auto* const near = reinterpret_cast<const Words4*>(shared_ + at_.angles);
     const Words4* const far = near + n_pairs / 8 * 4 * simt::kWarp;
+#pragma unroll 1
     for (int tile = 0; tile < n_pairs / 8; ++tile) {
 #pragma unroll
       for (int row8 = 0; row8 < kN; ++row8) {

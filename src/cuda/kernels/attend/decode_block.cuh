@@ -114,8 +114,8 @@ KVL_DEVICE void AddNumberScores(const WarpRows& rows, const std::byte* block,
         minimum[0] = LowF16(minima);
         minimum[1] = HighF16(minima);
       }
-      scale[0] *= kNumberUnit;
-      scale[1] *= kNumberUnit;
+      scale[0] *= Reader::UnitOf(n);
+      scale[1] *= Reader::UnitOf(n);
 #pragma unroll
       for (int row8 = 0; row8 < kN; ++row8) {
 #pragma unroll
@@ -128,7 +128,9 @@ KVL_DEVICE void AddNumberScores(const WarpRows& rows, const std::byte* block,
   }
 }
 
-// Of codes whose scales are those of channels. `scales`: those of the block's first entry.
+// Of codes whose scales are those of channels. `scales`: those of the block's first entry. Scales
+// are multiplied into queries. What minima add is the same for all entries that share them: queries
+// times minima of product n, as column n of a product of its own.
 template <int kBits, int kN>
 KVL_DEVICE void AddScoresByChannel(const WarpRows& rows, const std::byte* block,
                                    const SideLayout& side, const std::byte* scales,
@@ -138,36 +140,39 @@ KVL_DEVICE void AddScoresByChannel(const WarpRows& rows, const std::byte* block,
   const TileAt at = Reader::KeyTile(block + side.segments[0].codes, lane);
   // Products whose entries share scales.
   const int shared = side.group_tokens >= kBlockSize ? 4 : side.group_tokens / 16;
+  scales += lane % 4 * 8;
+  const std::byte* const minima = scales + (lane / 4 % 4 / shared * 2 + 1) * row_bytes;
+  const std::byte* const by_product[4] = {scales, scales + 2 * row_bytes,
+                                          scales + (shared == 1 ? 4 : 2) * row_bytes,
+                                          scales + 6 * row_bytes};
   RowScores part[kN] = {};
+  float lowest[4] = {};
   for (int tile = 0; tile < side.n_tiles; ++tile) {
     typename Reader::Words words;
     Reader::Load(at, tile * Reader::kKeyStep, &words);
     Tile a;
     Reader::Numbers(words, 0, lane, a);
-    const std::byte* of_tile = scales + tile * 32 + lane % 4 * 8;
-    uint32_t b[kN][2];
-    Words2 minima = {};
+    uint32_t q[kN][2], b[kN][2], q_rows[4] = {};
+#pragma unroll
+    for (int row8 = 0; row8 < kN; ++row8) {
+      LoadQueries(rows.q_f16, rows.q_stride, row8, tile, q[row8]);
+      q_rows[row8] = q[row8][0];
+      q_rows[row8 + 2] = q[row8][1];
+    }
+    const Words2 of_minima = simt::LoadWords2(minima + tile * 32);
+    simt::MmaF16(lowest, q_rows, of_minima.x);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      if (n % shared == 0) {
-        const Words2 scale = simt::LoadWords2(of_tile);
-        minima = simt::LoadWords2(of_tile + row_bytes);
-        of_tile += 2 * row_bytes;
+      if (n == 0 || shared == 1 || (n == 2 && shared == 2)) {
+        const Words2 scale = simt::LoadWords2(by_product[n] + tile * 32);
 #pragma unroll
         for (int row8 = 0; row8 < kN; ++row8) {
-          LoadQueries(rows.q_f16, rows.q_stride, row8, tile, b[row8]);
-          b[row8][0] = TimesF16(b[row8][0], scale.x[0]);
-          b[row8][1] = TimesF16(b[row8][1], scale.x[1]);
+          b[row8][0] = TimesF16(q[row8][0], scale.x[0]);
+          b[row8][1] = TimesF16(q[row8][1], scale.x[1]);
         }
       }
-      const uint32_t of_minima[4] = {minima.x[0], minima.x[0], minima.x[1], minima.x[1]};
 #pragma unroll
-      for (int row8 = 0; row8 < kN; ++row8) {
-        simt::MmaF16(part[row8][n], a[n], b[row8]);
-        uint32_t q[2];
-        LoadQueries(rows.q_f16, rows.q_stride, row8, tile, q);
-        simt::MmaF16(x[row8][n], of_minima, q);
-      }
+      for (int row8 = 0; row8 < kN; ++row8) simt::MmaF16(part[row8][n], a[n], b[row8]);
     }
   }
 #pragma unroll
@@ -175,7 +180,12 @@ KVL_DEVICE void AddScoresByChannel(const WarpRows& rows, const std::byte* block,
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) x[row8][n][c] += kNumberUnit * part[row8][n][c];
+      for (int j = 0; j < 2; ++j) {
+        const float of_row =
+            simt::Shuffle(lowest[2 * row8 + n % 2], (2 * (lane % 4) + j) * 4 + n / 2);
+        x[row8][n][j] += Reader::UnitOf(n) * part[row8][n][j] + of_row;
+        x[row8][n][j + 2] += Reader::UnitOf(n) * part[row8][n][j + 2] + of_row;
+      }
     }
   }
 }
@@ -440,12 +450,20 @@ KVL_DEVICE void AddNumberValues(const WarpRows& rows, const std::byte* block,
       Reader::Numbers(words, flip, lane, a);
 #pragma unroll
       for (int row8 = 0; row8 < kN; ++row8) {
-        float c[4] = {};
-        AddValues(a, scaled[row8], c);
+        float c[2][4] = {};  // where codes are raised apart
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const uint32_t b[2] = {scaled[row8][n], scaled[row8][n + 4]};
+          simt::MmaF16(c[Reader::IsRaised(n) ? 1 : 0], a[n], b);
+        }
         Floats4& o = rows.o[(row8 * rows.v_tiles + tile) * simt::kWarp + lane];
         Floats4 sum = Shrunk(o, alpha[row8]);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sum.x[j] = sum.x[j] + (kNumberUnit * c[j] + lowest[row8][j]);
+        for (int j = 0; j < 4; ++j) {
+          float added = kNumberUnit * c[0][j] + lowest[row8][j];
+          if constexpr (Reader::kRaised > 0) added += Reader::kRaisedUnit * c[1][j];
+          sum.x[j] += added;
+        }
         o = sum;
       }
     }

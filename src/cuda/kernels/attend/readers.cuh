@@ -13,7 +13,7 @@
 // 4 i + 3 of row g, of V entries 16 i to 16 i + 15 of row g, 8 bytes and 32 bytes at once.
 //
 // Plain rows are Bf16. Codes become F16, which all of them are exactly: numbers n as n 2^-24, whose
-// bits are n itself, unit codes as what they stand for.
+// bits are n itself, or 2^kRaised of it; unit codes as what they stand for.
 #pragma once
 
 #include "cuda/simt/simt.h"
@@ -125,27 +125,42 @@ struct CodeReader {
     }
   }
 
-  // Codes as numbers n 2^-24. `flip`: 0x80808080 where codes of 8 bits are signed, which then
-  // count 128 more.
+  // Codes of these products count 2^kRaised of the others: subnormal F16 takes the bits of a number
+  // a few places up as well as in place, so one shift of a word serves two products.
+  static constexpr int kRaised = kBits == 8 ? 0 : kBits == 2 ? 2 : 4;
+  static constexpr bool IsRaised(int product) {
+    return kBits == 3 ? product >= 2 : kBits != 8 && product % 2 == 1;
+  }
+  // What numbers of a product are multiplied with to count 1.
+  static constexpr float kRaisedUnit = kNumberUnit / static_cast<float>(1 << kRaised);
+  static constexpr float UnitOf(int product) {
+    return IsRaised(product) ? kRaisedUnit : kNumberUnit;
+  }
+
+  // Codes as numbers n 2^-24, raised where IsRaised. `flip`: 0x80808080 where codes of 8 bits are
+  // signed, which then count 128 more.
   KVL_DEVICE static void Numbers(const Words& words, uint32_t flip, int lane, Tile& a) {
     static_assert(kBits == 8 || kBits <= 4);
+    if constexpr (kBits == 3) {
+      NumbersWithHighBits(words, lane, a);
+    } else {
 #pragma unroll
-    for (int slot = 0; slot < 2; ++slot) {
+      for (int slot = 0; slot < 2; ++slot) {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        if constexpr (kBits == 8) {
-          const uint32_t x = words.low[4 * slot + n] ^ flip;
-          a[n][2 * slot] = simt::PermuteBytes(x, 0, 0x4140);
-          a[n][2 * slot + 1] = simt::PermuteBytes(x, 0, 0x4342);
-        } else {
-          constexpr uint32_t kMask = ((1u << kLow) - 1) * 0x10001u;
-#pragma unroll
-          for (int row = 0; row < 2; ++row) {
+        for (int n = 0; n < 4; ++n) {
+          if constexpr (kBits == 8) {
+            const uint32_t x = words.low[4 * slot + n] ^ flip;
+            a[n][2 * slot] = simt::PermuteBytes(x, 0, 0x4140);
+            a[n][2 * slot + 1] = simt::PermuteBytes(x, 0, 0x4342);
+          } else {
+            constexpr uint32_t kMask = ((1u << kLow) - 1) * 0x10001u;
             const int line = kLow == 4 ? n : 4 * slot + n;
-            const uint32_t x = words.low[kLow == 4 ? 2 * slot + row : row];
-            uint32_t code = x >> (kLow * line) & kMask;
-            if constexpr (kHasHigh) code |= HighBits(words.high[line], row, lane);
-            a[n][2 * slot + row] = code;
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+              const uint32_t x = words.low[kLow == 4 ? 2 * slot + row : row];
+              a[n][2 * slot + row] =
+                  x >> (kLow * (line / 2 * 2)) & (IsRaised(n) ? kMask << kRaised : kMask);
+            }
           }
         }
       }
@@ -179,12 +194,37 @@ struct CodeReader {
   }
 
  private:
-  // The high bits of both codes of a word, as bit 2 of either half.
-  KVL_DEVICE static uint32_t HighBits(uint32_t word, int row, int lane) {
-    static_assert(kLow <= 4);
-    const uint32_t turn = static_cast<uint32_t>(lane / 4 * 4 + 2 * row - 2);
-    const uint32_t both = simt::ShiftRight(word, word, turn) & 0xc;  // in bits 2 and 3
-    return (both * 0x8001u) & 0x00040004u;
+  // Of 3 bits. Words of 16 bits that have a code in each hex digit are made of every other line:
+  // lines 0, 2, 4, 6 and 1, 3, 5, 7. Bit 3 of digits is anything.
+  KVL_DEVICE static void NumbersWithHighBits(const Words& words, int lane, Tile& a) {
+    // The high bits of the lane's codes are digit lane / 4 of the words of lines: of both rows and
+    // halves, in this order.
+    const uint32_t byte = static_cast<uint32_t>(lane / 8) * 0x1111u + 0x4040u;
+    const auto bytes_of = [&](int first) {  // lines first, first + 4, first + 1, first + 5
+      const uint32_t* const high = words.high + first;
+      return simt::PermuteBytes(simt::PermuteBytes(high[0], high[4], byte),
+                                simt::PermuteBytes(high[1], high[5], byte), 0x5410);
+    };
+    const uint32_t shift = static_cast<uint32_t>(lane) & 4;  // which digit of a byte
+    const uint32_t near = bytes_of(0) >> shift, far = bytes_of(2) << (4 - shift);
+    const uint32_t high = (near & 0x0f0f0f0f) | (far & 0xf0f0f0f0);  // lines 0 2 4 6 1 3 5 7
+    const uint32_t by_row[2][2] = {{high << 2, high << 1}, {high, high >> 1}};
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const uint32_t low = words.low[row] >> (2 * odd);
+        const uint32_t above =
+            simt::PermuteBytes(by_row[row][0], by_row[row][1], odd == 0 ? 0x5410 : 0x7632);
+        const uint32_t codes = (low & 0x33333333) | (above & 0xcccccccc);
+#pragma unroll
+        for (int slot = 0; slot < 2; ++slot) {
+          const uint32_t x = codes >> (8 * slot);
+          a[odd][2 * slot + row] = x & 0x00070007;
+          a[odd + 2][2 * slot + row] = x & 0x00700070;
+        }
+      }
+    }
   }
 
   // Those of one word without high bits.
