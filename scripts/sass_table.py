@@ -39,12 +39,11 @@ READER = re.compile(r"\b(Add\w+)<(?:(\d+), )?kN>\(rows")
 # Products of a reader for a tile: of each group of 8 rows, and of all of them together.
 PRODUCTS_OF_TILE = {"AddRowScores": (4, 0), "AddNumberScores": (5, 0), "AddScoresByChannel": (4, 1), "AddUnitScores": (4, 0),
                     "AddRowValues": (4, 0), "AddNumberValues": (4, 0), "AddUnitValues": (4, 0)}
-# Readers of keys and of values by format, and the instructions a code that it may take where 8 rows are computed. Uniform codes
-# of 3 bits have a high bit apart, which costs more than that bound allows.
+# Readers of keys and of values by format, and the instructions a code that it may take where 8 rows are computed.
 FORMATS = {"rows": ("AddRowScores", "AddRowValues", None)}
 for n_bits in (8, 4, 3, 2):
-    FORMATS[f"uniform {n_bits}"] = (f"AddNumberScores<{n_bits}>", f"AddNumberValues<{n_bits}>", None if n_bits == 3 else 4)
-    FORMATS[f"by channel {n_bits}"] = (f"AddScoresByChannel<{n_bits}>", f"AddNumberValues<{n_bits}>", None)
+    FORMATS[f"uniform {n_bits}"] = (f"AddNumberScores<{n_bits}>", f"AddNumberValues<{n_bits}>", 4)
+    FORMATS[f"by channel {n_bits}"] = (f"AddScoresByChannel<{n_bits}>", f"AddNumberValues<{n_bits}>", 4)
 for n_bits in (8, 5, 4, 3, 2, 1):
     FORMATS[f"trellis {n_bits}"] = (f"AddUnitScores<{n_bits}>", f"AddUnitValues<{n_bits}>", 7)
 CHANNELS = 128

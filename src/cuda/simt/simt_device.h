@@ -96,6 +96,13 @@ KVL_DEVICE uint32_t PermuteBytes(uint32_t a, uint32_t b, uint32_t selector) {
 KVL_DEVICE uint32_t ShiftRight(uint32_t low, uint32_t high, uint32_t shift) {
   return __funnelshift_r(low, high, shift);
 }
+// The bits of `a` where mask has ones, those of b elsewhere: one instruction, which the compiler
+// does not find where the mask is a constant.
+KVL_DEVICE uint32_t MergeBits(uint32_t mask, uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
+  return d;
+}
 KVL_DEVICE int PopCount(uint32_t x) { return __popc(x); }
 KVL_DEVICE int LeadingZeros(uint32_t x) { return __clz(static_cast<int>(x)); }
 

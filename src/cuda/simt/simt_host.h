@@ -154,6 +154,9 @@ inline uint32_t PermuteBytes(uint32_t a, uint32_t b, uint32_t selector) {
 inline uint32_t ShiftRight(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> (shift & 31));
 }
+inline uint32_t MergeBits(uint32_t mask, uint32_t a, uint32_t b) {
+  return (a & mask) | (b & ~mask);
+}
 inline int PopCount(uint32_t x) { return std::popcount(x); }
 inline int LeadingZeros(uint32_t x) { return std::countl_zero(x); }
 inline float Exp2(float x) { return std::exp2(x); }

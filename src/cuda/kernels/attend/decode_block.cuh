@@ -128,23 +128,21 @@ KVL_DEVICE void AddNumberScores(const WarpRows& rows, const std::byte* block,
   }
 }
 
-// Of codes whose scales are those of channels. `scales`: those of the block's first entry. Scales
-// are multiplied into queries. What minima add is the same for all entries that share them: queries
-// times minima of product n, as column n of a product of its own.
+// Of codes whose scales are those of channels; sets x. `scales`: those of the block's first entry.
+// Scales are multiplied into queries. What minima add is the same for all entries that share them:
+// queries times minima of product n, as column n of a product of its own.
 template <int kBits, int kN>
 KVL_DEVICE void AddScoresByChannel(const WarpRows& rows, const std::byte* block,
                                    const SideLayout& side, const std::byte* scales,
                                    RowScores (&x)[kN]) {
   using Reader = CodeReader<kBits>;
-  const int lane = simt::Lane(), row_bytes = side.n_tiles * 32;
+  const int lane = simt::Lane();
   const TileAt at = Reader::KeyTile(block + side.segments[0].codes, lane);
-  // Products whose entries share scales.
-  const int shared = side.group_tokens >= kBlockSize ? 4 : side.group_tokens / 16;
+  // Products whose entries share scales are 2^shift.
+  const int shift = side.group_tokens >= kBlockSize ? 2 : side.group_tokens / 32;
+  const uint32_t group_bytes = side.n_tiles * 64;  // scales and minima of all channels
   scales += lane % 4 * 8;
-  const std::byte* const minima = scales + (lane / 4 % 4 / shared * 2 + 1) * row_bytes;
-  const std::byte* const by_product[4] = {scales, scales + 2 * row_bytes,
-                                          scales + (shared == 1 ? 4 : 2) * row_bytes,
-                                          scales + 6 * row_bytes};
+  const std::byte* const minima = scales + (lane / 4 % 4 >> shift) * group_bytes + group_bytes / 2;
   RowScores part[kN] = {};
   float lowest[4] = {};
   for (int tile = 0; tile < side.n_tiles; ++tile) {
@@ -159,12 +157,14 @@ KVL_DEVICE void AddScoresByChannel(const WarpRows& rows, const std::byte* block,
       q_rows[row8] = q[row8][0];
       q_rows[row8 + 2] = q[row8][1];
     }
-    const Words2 of_minima = simt::LoadWords2(minima + tile * 32);
+    const Words2 of_minima = simt::LoadWords2(minima + static_cast<uint32_t>(tile * 32));
     simt::MmaF16(lowest, q_rows, of_minima.x);
+    const std::byte* of_tile = scales + static_cast<uint32_t>(tile * 32);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      if (n == 0 || shared == 1 || (n == 2 && shared == 2)) {
-        const Words2 scale = simt::LoadWords2(by_product[n] + tile * 32);
+      if (n == 0 || shift == 0 || (n == 2 && shift == 1)) {
+        if (n > 0) of_tile += group_bytes;
+        const Words2 scale = simt::LoadWords2(of_tile);
 #pragma unroll
         for (int row8 = 0; row8 < kN; ++row8) {
           b[row8][0] = TimesF16(q[row8][0], scale.x[0]);
@@ -183,8 +183,8 @@ KVL_DEVICE void AddScoresByChannel(const WarpRows& rows, const std::byte* block,
       for (int j = 0; j < 2; ++j) {
         const float of_row =
             simt::Shuffle(lowest[2 * row8 + n % 2], (2 * (lane % 4) + j) * 4 + n / 2);
-        x[row8][n][j] += Reader::UnitOf(n) * part[row8][n][j] + of_row;
-        x[row8][n][j + 2] += Reader::UnitOf(n) * part[row8][n][j + 2] + of_row;
+        x[row8][n][j] = Reader::UnitOf(n) * part[row8][n][j] + of_row;
+        x[row8][n][j + 2] = Reader::UnitOf(n) * part[row8][n][j + 2] + of_row;
       }
     }
   }

@@ -34,7 +34,7 @@ using Tile = uint32_t[4][4];
 // slot 0, and where a slot has several groups, these are group_step apart.
 struct TileAt {
   const std::byte* words = nullptr;
-  const std::byte* group = nullptr;  // the start of slot 0's group
+  const std::byte* high = nullptr;  // the high bits of slot 0's group, if they lie apart
   int slot_step = 0;
   int group_step = 0;
 };
@@ -52,44 +52,48 @@ struct CodeReader {
   // `codes`: those of the segment, whose V has n_tiles.
   KVL_DEVICE static TileAt KeyTile(const std::byte* codes, int lane) {
     const int g = lane / 4, i = lane % 4;
+    const std::byte* group = codes;
     TileAt at;
     if constexpr (kBits == 8) {
-      at.group = codes + i * 4 * kGroup;
-      at.words = at.group + g / 2 * 16 + g % 2 * 4;
+      group += i * 4 * kGroup;
+      at.words = group + g / 2 * 16 + g % 2 * 4;
       at.slot_step = 2 * kGroup;
       at.group_step = kGroup;
     } else if constexpr (kLow == 4) {
-      at.group = codes + i * 2 * kGroup;
-      at.words = at.group + g * 8;
+      group += i * 2 * kGroup;
+      at.words = group + g * 8;
       at.slot_step = kGroup;
     } else if constexpr (kLow == 2) {
-      at.group = codes + i * kGroup;
-      at.words = at.group + g * 8;
+      group += i * kGroup;
+      at.words = group + g * 8;
     } else {
-      at.group = codes + i / 2 * kGroup;
-      at.words = at.group + g * 8;
+      group += i / 2 * kGroup;
+      at.words = group + g * 8;
     }
+    at.high = group + 64;
     return at;
   }
   KVL_DEVICE static TileAt ValueTile(const std::byte* codes, int n_tiles, int lane) {
     const int g = lane / 4, i = lane % 4, row = n_tiles * kGroup;
+    const std::byte* group = codes;
     TileAt at;
     if constexpr (kBits == 8) {
-      at.group = codes + i * 4 * row;
-      at.words = at.group + g / 2 * 16 + g % 2 * 4;
+      group += i * 4 * row;
+      at.words = group + g / 2 * 16 + g % 2 * 4;
       at.slot_step = 2 * row;
       at.group_step = row;
     } else if constexpr (kLow == 4) {
-      at.group = codes + i * 2 * row;
-      at.words = at.group + g * 8;
+      group += i * 2 * row;
+      at.words = group + g * 8;
       at.slot_step = row;
     } else if constexpr (kLow == 2) {
-      at.group = codes + i * row;
-      at.words = at.group + g * 8;
+      group += i * row;
+      at.words = group + g * 8;
     } else {
-      at.group = codes + i / 2 * row;
-      at.words = at.group + g * 8;
+      group += i / 2 * row;
+      at.words = group + g * 8;
     }
+    at.high = group + 64;
     return at;
   }
 
@@ -98,7 +102,7 @@ struct CodeReader {
     uint32_t low[kBits == 8 ? 8 : kLow == 4 ? 4 : 2];
     uint32_t high[kHasHigh ? 8 : 1];
   };
-  KVL_DEVICE static void Load(const TileAt& at, int offset, Words* words) {
+  KVL_DEVICE static void Load(const TileAt& at, uint32_t offset, Words* words) {
     if constexpr (kBits == 8) {
 #pragma unroll
       for (int w = 0; w < 8; ++w) {  // slot, group, line
@@ -113,7 +117,7 @@ struct CodeReader {
         words->low[2 * slot] = two.x[0];
         words->low[2 * slot + 1] = two.x[1];
         if constexpr (kHasHigh) {
-          const std::byte* const high = at.group + offset + slot * at.slot_step + 64;
+          const std::byte* const high = at.high + offset + slot * at.slot_step;
 #pragma unroll
           for (int part = 0; part < 2 / kSlots; ++part) {
             const Words4 four = simt::LoadWords4(high + 16 * part);
@@ -207,7 +211,7 @@ struct CodeReader {
     };
     const uint32_t shift = static_cast<uint32_t>(lane) & 4;  // which digit of a byte
     const uint32_t near = bytes_of(0) >> shift, far = bytes_of(2) << (4 - shift);
-    const uint32_t high = (near & 0x0f0f0f0f) | (far & 0xf0f0f0f0);  // lines 0 2 4 6 1 3 5 7
+    const uint32_t high = simt::MergeBits(0x0f0f0f0f, near, far);  // lines 0 2 4 6 1 3 5 7
     const uint32_t by_row[2][2] = {{high << 2, high << 1}, {high, high >> 1}};
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -216,7 +220,7 @@ struct CodeReader {
         const uint32_t low = words.low[row] >> (2 * odd);
         const uint32_t above =
             simt::PermuteBytes(by_row[row][0], by_row[row][1], odd == 0 ? 0x5410 : 0x7632);
-        const uint32_t codes = (low & 0x33333333) | (above & 0xcccccccc);
+        const uint32_t codes = simt::MergeBits(0x33333333, low, above);
 #pragma unroll
         for (int slot = 0; slot < 2; ++slot) {
           const uint32_t x = codes >> (8 * slot);
@@ -276,12 +280,12 @@ struct CodeReader {
         if constexpr (kLow == 2) {
           if (line == 3) {  // the window of line 7 goes round the end of its half
             const uint32_t turned = simt::PermuteBytes(x, 0, 0x2301);
-            low = (low & 0x000f000f) | (turned << 2 & ~0x000f000fu);
+            low = simt::MergeBits(0x000f000f, low, turned << 2);
           }
         }
         // Of bits 4, 5, 12 and 13 the second and the fourth go to bits 20 and 28.
         const uint32_t spread = (high >> (2 * row) & 0x3030) * 0x8001u;
-        const uint32_t windows = (low & 0x0f0f0f0f) | (spread & ~0x0f0f0f0fu);
+        const uint32_t windows = simt::MergeBits(0x0f0f0f0f, low, spread);
         const int slot = kLow == 4 ? part : 0;
         const int far_slot = kLow == 4 ? part : 1;
         a[line][2 * slot + row] = LookUp(table, windows, windows >> 16);
@@ -314,7 +318,7 @@ struct RowReader {
     at.group_step = pair;
     return at;
   }
-  KVL_DEVICE static void Load(const TileAt& at, int offset, Words* words) {
+  KVL_DEVICE static void Load(const TileAt& at, uint32_t offset, Words* words) {
 #pragma unroll
     for (int slot = 0; slot < 2; ++slot) {
 #pragma unroll
