@@ -57,14 +57,17 @@ pack() {
     models/lathe-nano/{sample,calibration}.txt "$folder/files/lathe-nano/" || exit 2
   write_shape "$folder/files/llama-8b.json" 4096 14336 32 32 8 128256
   write_shape "$folder/files/tiny.json" 256 512 2 4 2 512
-  [ "$mode" = gpu ] || export XZ_OPT=-0
+  # The tests hold the same kernels, which a window of 64 MiB sees.
+  export XZ_OPT=-9
+  [ "$mode" = gpu ] || XZ_OPT=-0
   tar -C "$folder" -cJf "$folder/files.tar.xz" files || fail "tar or xz failed"
   rm -rf "$folder/files"
   cp "scripts/first_contact.sh" "$folder/"
   echo "$mode" >"$folder/mode"
   local n_bytes
   n_bytes=$(du -sb "$folder" | cut -f1)
-  [ "$n_bytes" -lt "$most_bytes" ] || fail "$folder has $n_bytes bytes, more than $most_bytes"
+  [ "$n_bytes" -lt "$most_bytes" ] ||
+    fail "$folder has $n_bytes bytes, more than $most_bytes; build for the GPU at hand alone (KVLATHE_CUDA_ARCHITECTURES)"
   echo "$folder: $n_bytes bytes, $mode"
 }
 

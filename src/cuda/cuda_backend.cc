@@ -8,6 +8,9 @@ namespace kvlathe {
 namespace {
 
 constexpr int64_t kMostCollected = 64;  // tokens of a step whose work is collected
+// The GPU computes so many layers while the host plans the next ones.
+constexpr int kLayersAGraph = 8;
+constexpr int kMostGraphsAStep = 32;
 
 }  // namespace
 
@@ -70,9 +73,17 @@ void CudaBackend::Embed(const EmbedPlan& plan) {
   if (!uses_kernels_) return mirror_.Embed(plan);
   // Every step begins here. Those of few tokens are short, and most of their time would be that of
   // asking for one launch after the other.
-  const auto n_tokens = std::ssize(plan.tokens);
-  if (n_tokens <= kMostCollected) stream_.Collect(n_tokens);
+  collected_tokens_ = std::ssize(plan.tokens) <= kMostCollected ? std::ssize(plan.tokens) : 0;
+  n_layers_ = 0;
+  CollectLayers();
   rows_.Embed(plan);
+}
+
+void CudaBackend::CollectLayers() {
+  if (collected_tokens_ == 0) return;
+  stream_.HandOver();
+  stream_.Collect(collected_tokens_ * kMostGraphsAStep +
+                  std::min(n_layers_ / kLayersAGraph, kMostGraphsAStep - 1));
 }
 
 void CudaBackend::TakeRows(const TakeRowsPlan& plan) {
@@ -124,6 +135,8 @@ void CudaBackend::SumOverRanks(const SumPlan& plan) {
 
 void CudaBackend::Append(const AppendPlan& plan) {
   Enter();
+  // Once a layer.
+  if (++n_layers_ % kLayersAGraph == 0) CollectLayers();
   if (uses_kernels_) return appender_.Append(plan);
   mirror_.Append(plan);
 }

@@ -67,12 +67,17 @@ class CudaBackend : public Backend {
   enum class AttendedBy { kDecoding, kPrompts, kMirror };
   AttendedBy WhoAttends(const HeadJob& job) const;
   void AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
+  // Hands over the work of the layers so far and collects that of the next ones, in steps of few
+  // tokens.
+  void CollectLayers();
   // Waits for the GPU and adds what kernels have found of rows to report_.
   void ReadFlags();
 
   int device_;
   bool uses_kernels_;
   bool is_deterministic_ = false;
+  int64_t collected_tokens_ = 0;  // of the step at work; 0: its work is not collected
+  int n_layers_ = 0;              // of the step so far
   CudaStream& stream_;
   Mirror& mirror_;
   // What has kernels. Each of them says which plans it takes.

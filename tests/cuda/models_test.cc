@@ -1,6 +1,8 @@
 // Whole models on a GPU against the CPU: every family, and weights in every kind of numbers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,11 +25,15 @@ std::shared_ptr<Machine> EmulatedMachine(ThreadPool* threads) {
   return *std::move(machine);
 }
 
+LoadedModel Load(const std::string& model, const NumberTypes& types, bool on_gpu) {
+  const std::string path = KVLATHE_SOURCE_DIR + model;
+  return on_gpu ? LoadModel(path, types, Isa::kScalar, nullptr, 0, 0, EmulatedMachine)
+                : LoadModel(path, types, Isa::kScalar);
+}
+
 // A prompt, some of whose chunks are short, and tokens behind it.
 Matrix LogitsOf(const std::string& model, const NumberTypes& types, bool on_gpu) {
-  LoadedModel loaded = on_gpu ? LoadModel(KVLATHE_SOURCE_DIR + model, types, Isa::kScalar, nullptr,
-                                          0, 0, EmulatedMachine)
-                              : LoadModel(KVLATHE_SOURCE_DIR + model, types, Isa::kScalar);
+  LoadedModel loaded = Load(model, types, on_gpu);
   std::vector<int> ids;
   for (int t = 0; t < 26; ++t) ids.push_back(3 + t * 7 % 60);
   return EngineLogits(&loaded, ids, {17, 5, 1});
@@ -49,16 +55,50 @@ INSTANTIATE_TEST_SUITE_P(Families, FamiliesOnAGpu,
 
 // As far from the CPU as two of its instruction sets may be from each other: rows are rounded to 8
 // bits of mantissa, and the CPU rounds those that meet blocks to integers of 8 bits.
+constexpr double kBf16Bound = 0.35;
+constexpr char kNano[] = "/models/lathe-nano";
+
 TEST(NumbersOnAGpu, WeightsOfAnyKindGiveTheLogitsOfTheCpu) {
-  constexpr double kBf16Bound = 0.35;
-  const std::string nano = "/models/lathe-nano";
   const auto difference = [&](WeightType weights, DType rows) {
     const NumberTypes types(weights, rows, rows);
-    return MaxDifference(LogitsOf(nano, types, true), LogitsOf(nano, types, false));
+    return MaxDifference(LogitsOf(kNano, types, true), LogitsOf(kNano, types, false));
   };
   EXPECT_LT(difference(WeightType::kBf16, DType::kBf16), kBf16Bound);
   EXPECT_LT(difference(WeightType::kQ4_K, DType::kBf16), kBf16Bound);
   EXPECT_LT(difference(WeightType::kQ4_K, DType::kF32), 1e-3);
+}
+
+// The likeliest token of a row, and how far it is before the next.
+struct Choice {
+  int token = 0;
+  double gap = 0;
+};
+Choice ChoiceOf(std::vector<double> row) {
+  const auto first = std::ranges::max_element(row);
+  const double largest = *first;
+  *first = -INFINITY;
+  return {static_cast<int>(first - row.begin()), largest - *std::ranges::max_element(row)};
+}
+
+// What the CPU chooses, token by token, the GPU chooses too, but where rounding may decide.
+TEST(GreedyTextOnAGpu, IsThatOfTheCpuWhereTheChoiceIsClear) {
+  constexpr int kGenerated = 48;
+  std::vector<int> ids = {1, 40, 7, 310, 52};
+  const size_t n_prompt = ids.size();
+  LoadedModel cpu = Load(kNano, DType::kBf16, false), gpu = Load(kNano, DType::kBf16, true);
+  for (int i = 0; i < kGenerated; ++i) {
+    ids.push_back(ChoiceOf(EngineLogits(&cpu, ids, {static_cast<int>(ids.size())}).back()).token);
+  }
+  const std::vector<int> chunks = {static_cast<int>(n_prompt), 1};
+  const Matrix of_cpu = EngineLogits(&cpu, ids, chunks), of_gpu = EngineLogits(&gpu, ids, chunks);
+  int n_clear = 0;
+  for (size_t row = n_prompt - 1; row + 1 < ids.size(); ++row) {
+    const Choice choice = ChoiceOf(of_cpu[row]);
+    if (choice.gap <= 2 * kBf16Bound) continue;
+    ++n_clear;
+    EXPECT_EQ(ChoiceOf(of_gpu[row]).token, choice.token) << row;
+  }
+  EXPECT_GT(n_clear, kGenerated / 4);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "cuda/memory/cuda_stream.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -35,7 +36,7 @@ CudaStream::~CudaStream() {
   if (stream_ != nullptr) {
     HandOver();
     cudaStreamSynchronize(stream_);
-    for (const auto& [shape, graph] : graphs_) cudaGraphExecDestroy(graph);
+    for (const auto& [shape, graph] : graphs_) cudaGraphExecDestroy(graph.exec);
     cudaStreamDestroy(stream_);
   }
   for (std::byte* const memory : apart_) cudaFree(memory);
@@ -64,25 +65,32 @@ void CudaStream::HandOver() {
   auto found = graphs_.find(shape_);
   cudaGraphExecUpdateResultInfo what_differs;
   if (found != graphs_.end() &&
-      cudaGraphExecUpdate(found->second, collected, &what_differs) != cudaSuccess) {
+      cudaGraphExecUpdate(found->second.exec, collected, &what_differs) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());  // other launches than last time, which is no failure
-    cudaGraphExecDestroy(found->second);
+    cudaGraphExecDestroy(found->second.exec);
     graphs_.erase(found);
     found = graphs_.end();
   }
   if (found == graphs_.end()) {
-    if (std::ssize(graphs_) == kMostGraphs) {
-      cudaGraphExecDestroy(graphs_.begin()->second);
-      graphs_.erase(graphs_.begin());
-    }
+    if (std::ssize(graphs_) == kMostGraphs) ForgetOldestGraph();
     cudaGraphExec_t made = nullptr;
     const cudaError_t error = cudaGraphInstantiate(&made, collected, 0);
     Note(error, "a graph of a step's work");
-    if (error == cudaSuccess) found = graphs_.emplace(shape_, made).first;
+    if (error == cudaSuccess) found = graphs_.emplace(shape_, Graph{made}).first;
     ++n_graphs_made_;
   }
   cudaGraphDestroy(collected);
-  if (found != graphs_.end()) Note(cudaGraphLaunch(found->second, stream_), "a step's work");
+  if (found == graphs_.end()) return;
+  found->second.last_use = ++n_handed_over_;
+  Note(cudaGraphLaunch(found->second.exec, stream_), "a step's work");
+}
+
+void CudaStream::ForgetOldestGraph() {
+  const auto oldest = std::ranges::min_element(
+      graphs_, {}, [](const auto& shape_and_graph) { return shape_and_graph.second.last_use; });
+  // What is still running of it was handed over long ago, and runs to its end all the same.
+  cudaGraphExecDestroy(oldest->second.exec);
+  graphs_.erase(oldest);
 }
 
 void CudaStream::Wait(std::string_view what) {

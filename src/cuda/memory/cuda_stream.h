@@ -58,17 +58,24 @@ class CudaStream {
   void Note(const Status& failure);
 
   static constexpr int64_t kSentBytes = int64_t{32} << 20;
-  static constexpr int kMostGraphs = 64;
+  static constexpr int kMostGraphs = 256;
 
  private:
   CudaStream() = default;
+  // Makes room for another graph.
+  void ForgetOldestGraph();
   const std::byte* SendBytes(std::span<const std::byte> bytes);
   const std::byte* SendApart(std::span<const std::byte> bytes);
 
   cudaStream_t stream_ = nullptr;
   bool is_collecting_ = false;
-  int64_t shape_ = 0;                          // of what is collected
-  std::map<int64_t, cudaGraphExec_t> graphs_;  // by shape, kMostGraphs at most
+  int64_t shape_ = 0;  // of what is collected
+  struct Graph {
+    cudaGraphExec_t exec = nullptr;
+    int64_t last_use = 0;
+  };
+  std::map<int64_t, Graph> graphs_;  // by shape, kMostGraphs at most
+  int64_t n_handed_over_ = 0;
   int64_t n_graphs_made_ = 0;
   Status failure_;
   std::byte* pinned_ = nullptr;   // [kSentBytes] on the host

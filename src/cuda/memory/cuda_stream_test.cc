@@ -94,6 +94,12 @@ TEST_F(CudaStreamTest, KeepsNoMoreGraphsThanItMay) {
     }
   }
   EXPECT_GT(stream_->n_graphs_made(), CudaStream::kMostGraphs + 1);
+  // The newest is there.
+  const int64_t n_made = stream_->n_graphs_made();
+  stream_->Collect(CudaStream::kMostGraphs);
+  NormaliseSent({2, 2});
+  EXPECT_TRUE(stream_->Finish().ok());
+  EXPECT_EQ(stream_->n_graphs_made(), n_made);
 }
 
 TEST_F(CudaStreamTest, FailuresAreToldOnce) {
