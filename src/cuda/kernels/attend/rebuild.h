@@ -22,8 +22,8 @@ struct RebuildSlice {
 // By what keys turn, besides what frames have left.
 enum class KeyTurn : uint8_t {
   kNone,
-  kFrames,     // pairs from n_absolute on, by the start of the frame
-  kBlocks,     // all pairs, by KeyRotation (format/codebook/codebook.h) from block 0 on
+  kFrames,  // pairs from n_absolute on, by the start of the frame
+  kBlocks,  // all pairs, by KeyRotation (format/codebook/codebook.h) from block 0 on
   // All pairs, by the positions of entries where these are kept, in the blocks that have any; the
   // others turn as with kBlocks.
   kPositions,
