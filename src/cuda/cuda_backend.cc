@@ -15,8 +15,7 @@ constexpr int kMostGraphsAStep = 32;
 }  // namespace
 
 CudaBackend::CudaBackend(const Parts& parts)
-    : device_(parts.device),
-      uses_kernels_(parts.uses_kernels),
+    : uses_kernels_(parts.uses_kernels),
       stream_(*parts.stream),
       mirror_(*parts.mirror),
       rows_(parts.stream, parts.memory, parts.residents),
@@ -30,12 +29,7 @@ CudaBackend::CudaBackend(const Parts& parts)
       sealer_(parts.stream, parts.memory, parts.residents),
       grams_(parts.stream, parts.memory) {}
 
-void CudaBackend::Enter() const {
-  thread_local int current = -1;
-  if (current == device_) return;
-  stream_.Note(cudaSetDevice(device_), "choosing the GPU");
-  current = device_;
-}
+void CudaBackend::Enter() const { stream_.Enter(); }
 
 void CudaBackend::set_deterministic(bool deterministic) {
   is_deterministic_ = deterministic;

@@ -20,10 +20,8 @@ namespace kvlathe {
 
 class CudaBackend : public Backend {
  public:
-  // All outlive it. `device` is the number of the GPU, which is made current on threads that call
-  // verbs.
+  // All outlive it. The GPU of the stream is made current on threads that call verbs.
   struct Parts {
-    int device = 0;
     CudaStream* stream = nullptr;
     CudaDevice* memory = nullptr;
     CudaResidents* residents = nullptr;
@@ -73,7 +71,6 @@ class CudaBackend : public Backend {
   // Waits for the GPU and adds what kernels have found of rows to report_.
   void ReadFlags();
 
-  int device_;
   bool uses_kernels_;
   bool is_deterministic_ = false;
   int64_t collected_tokens_ = 0;  // of the step at work; 0: its work is not collected

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/units.h"
+#include "cuda/kernels/rows/norm.h"
 
 namespace kvlathe {
 namespace {
@@ -35,6 +36,16 @@ Status ChooseGpu(int number) {
   return StatusOfCuda(cudaSetDevice(number), "choosing the GPU");
 }
 
+Status CheckKernels(const cudaDeviceProp& gpu) {
+  const cudaError_t error = cuda::FindKernels();
+  if (error == cudaSuccess) return OkStatus();
+  static_cast<void>(cudaGetLastError());
+  return Error(StatusCode::kUnavailable,
+               "this program has no kernels for {} (compute capability {}.{}: {}); build it with "
+               "KVLATHE_CUDA_ARCHITECTURES={}{}, or run on the CPU",
+               gpu.name, gpu.major, gpu.minor, cudaGetErrorString(error), gpu.major, gpu.minor);
+}
+
 // How much memory a machine takes.
 StatusOr<int64_t> MemoryToTake(int64_t asked) {
   size_t free_bytes = 0, all_bytes = 0;
@@ -51,7 +62,13 @@ StatusOr<int64_t> MemoryToTake(int64_t asked) {
                  FormatBytes(n_free), FormatBytes(static_cast<int64_t>(all_bytes)),
                  FormatBytes(asked));
   }
-  return asked > 0 ? asked : n_free - std::min(kSlackBytes, n_free / kSlackShare);
+  if (asked > CudaDevice::kMostBytes) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{} of a GPU's memory were asked for, and a machine takes {} at most",
+                 FormatBytes(asked), FormatBytes(CudaDevice::kMostBytes));
+  }
+  const int64_t left = n_free - std::min(kSlackBytes, n_free / kSlackShare);
+  return asked > 0 ? asked : std::min(left, CudaDevice::kMostBytes);
 }
 
 }  // namespace
@@ -62,6 +79,7 @@ StatusOr<std::shared_ptr<CudaMachine>> CudaMachine::Create(const CudaOptions& op
   cudaDeviceProp gpu;
   KVL_RETURN_IF_ERROR(
       StatusOfCuda(cudaGetDeviceProperties(&gpu, options.device), "asking what the GPU has"));
+  KVL_RETURN_IF_ERROR(CheckKernels(gpu));
   std::shared_ptr<CudaMachine> machine(new CudaMachine(pool));
   CudaMachine& m = *machine;
   KVL_ASSIGN_OR_RETURN(m.stream_, CudaStream::Create());
@@ -78,8 +96,7 @@ StatusOr<std::shared_ptr<CudaMachine>> CudaMachine::Create(const CudaOptions& op
                                                      .verbs = m.host_verbs_.get(),
                                                      .on_verb = options.on_host_verb});
   m.backend_ = std::make_unique<CudaBackend>(
-      CudaBackend::Parts{.device = options.device,
-                         .stream = m.stream_.get(),
+      CudaBackend::Parts{.stream = m.stream_.get(),
                          .memory = m.memory_.get(),
                          .residents = m.residents_.get(),
                          .mirror = m.mirror_.get(),

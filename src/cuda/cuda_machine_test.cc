@@ -6,6 +6,7 @@
 #include <fstream>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cpu/memory/cpu_device.h"
@@ -23,6 +24,8 @@ class CudaMachineTest : public ::testing::Test {
   ~CudaMachineTest() override {
     emulated::SetDeviceCount(1);
     emulated::SetDeviceBytes(1024 * kMiB);
+    emulated::SetHasKernels(true);
+    cudaSetDevice(0);
   }
   void ExpectRefused(const CudaOptions& options, StatusCode code, const std::string& says) {
     const auto machine = CudaMachine::Create(options, &threads_, Isa::kScalar);
@@ -39,6 +42,9 @@ TEST_F(CudaMachineTest, SaysWhatIsMissingAndWhatToDo) {
                 "there is no GPU 1: CUDA finds 1, numbered from 0");
   ExpectRefused({.device = -1}, StatusCode::kInvalidArgument, "there is no GPU -1");
   ExpectRefused({.memory_bytes = -1}, StatusCode::kInvalidArgument, "-1 bytes");
+  emulated::SetHasKernels(false);
+  ExpectRefused({}, StatusCode::kUnavailable, "KVLATHE_CUDA_ARCHITECTURES=90");
+  emulated::SetHasKernels(true);
   ExpectRefused({.memory_bytes = 2048 * kMiB}, StatusCode::kResourceExhausted, "ask for less");
   emulated::SetDeviceBytes(16 * kMiB);  // less than plans take
   ExpectRefused({}, StatusCode::kResourceExhausted, "for plans: out of memory");
@@ -52,6 +58,29 @@ TEST_F(CudaMachineTest, TakesWhatIsFreeButForSomeSlack) {
   ASSERT_TRUE(machine.ok()) << machine.status();
   const int64_t n_free = 256 * kMiB - CudaStream::kSentBytes;
   EXPECT_EQ((*machine)->cuda_memory().n_bytes(), n_free - n_free / 32);
+}
+
+// Threads begin with GPU 0, and whoever calls may choose another one between verbs.
+TEST_F(CudaMachineTest, WorksOnItsGpuWhateverThreadsHaveChosen) {
+  emulated::SetDeviceCount(2);
+  const auto machine =
+      CudaMachine::Create({.device = 1, .memory_bytes = 16 * kMiB}, &threads_, Isa::kScalar);
+  ASSERT_TRUE(machine.ok()) << machine.status();
+  Device& memory = (*machine)->memory();
+  Backend& backend = (*machine)->backend();
+  const MachineBuffer rows = *MachineBuffer::Allocate(&memory, 64, "rows");
+  const int64_t from[] = {0};
+  std::thread([&] {
+    memory.Fill(rows.place(), std::byte{1}, 64);
+    backend.TakeRows({.rows = rows.place(), .row_bytes = 16, .from = from});
+    EXPECT_TRUE(backend.Finish().ok());
+    cudaSetDevice(0);
+    backend.TakeRows({.rows = rows.place(), .row_bytes = 16, .from = from});
+    EXPECT_TRUE(backend.Finish().ok());
+  }).join();
+  std::byte first{};
+  memory.Download(rows.place(), {&first, 1});
+  EXPECT_EQ(first, std::byte{1});
 }
 
 TEST_F(CudaMachineTest, TellsOnceOfEachVerbThatRunsOnTheHost) {

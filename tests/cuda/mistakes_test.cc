@@ -105,7 +105,7 @@ TEST_F(MistakesOnAGpu, APlanDiesBeforeItRuns) {
   memory().Upload(buffer.place(), BytesOf(rows));
   wanted = {2, 3};
   auto* const numbers = memory().As<float>(buffer.place());
-  emulated::AddKernel(stream().get(), [numbers, from = std::span<const int64_t>(wanted)] {
+  emulated::AddWork(stream().get(), [numbers, from = std::span<const int64_t>(wanted)] {
     for (size_t i = 0; i < from.size(); ++i) numbers[i] = numbers[from[i]];
   });
   wanted[0] = wanted[1] = 1;

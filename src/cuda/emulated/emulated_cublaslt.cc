@@ -279,7 +279,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                            a,
                            b,
                            d};
-  kvlathe::emulated::AddKernel(stream, [=] {
+  kvlathe::emulated::AddWork(stream, [=] {
     // A product may use all of its workspace.
     if (needed > 0) std::memset(workspace, 0xff, needed);
     Multiply(problem);

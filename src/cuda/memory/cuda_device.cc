@@ -16,7 +16,7 @@ constexpr int64_t kRegionAlignment = 256;
 }  // namespace
 
 StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(CudaStream* stream, int64_t n_bytes) {
-  KVL_CHECK_LE(n_bytes / kDeviceAlignment, int64_t{kNoPlace});
+  KVL_CHECK_LE(n_bytes, kMostBytes);
   n_bytes -= n_bytes % kRegionAlignment;
   void* base = nullptr;
   KVL_RETURN_IF_ERROR(
@@ -80,6 +80,7 @@ void CudaDevice::Discard(uint32_t region, int64_t offset, int64_t n_bytes) {
 void CudaDevice::Upload(const ObjectPlace& to, std::span<const std::byte> from) {
   if (from.empty()) return;
   // Pageable memory: the runtime has copied it when the call returns.
+  stream_.Enter();
   stream_.HandOver();
   stream_.Note(
       cudaMemcpyAsync(At(to), from.data(), from.size(), cudaMemcpyHostToDevice, stream_.get()),
@@ -88,6 +89,7 @@ void CudaDevice::Upload(const ObjectPlace& to, std::span<const std::byte> from) 
 
 void CudaDevice::Download(const ObjectPlace& from, std::span<std::byte> to) {
   if (to.empty()) return;
+  stream_.Enter();
   stream_.HandOver();
   stream_.Note(
       cudaMemcpyAsync(to.data(), At(from), to.size(), cudaMemcpyDeviceToHost, stream_.get()),
@@ -96,12 +98,14 @@ void CudaDevice::Download(const ObjectPlace& from, std::span<std::byte> to) {
 }
 
 void CudaDevice::Copy(const ObjectPlace& to, const ObjectPlace& from, int64_t n_bytes) {
+  stream_.Enter();
   stream_.Note(cudaMemcpyAsync(At(to), At(from), static_cast<size_t>(n_bytes),
                                cudaMemcpyDeviceToDevice, stream_.get()),
                "a copy");
 }
 
 void CudaDevice::Fill(const ObjectPlace& to, std::byte value, int64_t n_bytes) {
+  stream_.Enter();
   stream_.Note(
       cudaMemsetAsync(At(to), static_cast<int>(value), static_cast<size_t>(n_bytes), stream_.get()),
       "a fill");

@@ -17,8 +17,10 @@ namespace kvlathe {
 
 class CudaDevice : public Device {
  public:
-  // Takes n_bytes at once; kResourceExhausted. The stream outlives the device; what it notes of
-  // copies is told by its Finish.
+  // Places of objects have 32 bits.
+  static constexpr int64_t kMostBytes = int64_t{0xffffffff} * kDeviceAlignment;
+  // Takes n_bytes at once, at most kMostBytes; kResourceExhausted. The stream outlives the device;
+  // what it notes of copies is told by its Finish.
   static StatusOr<std::unique_ptr<CudaDevice>> Create(CudaStream* stream, int64_t n_bytes);
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;

@@ -22,6 +22,7 @@ Status StatusOfCuda(cudaError_t error, std::string_view what) {
 
 StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create() {
   std::unique_ptr<CudaStream> made(new CudaStream);
+  KVL_RETURN_IF_ERROR(StatusOfCuda(cudaGetDevice(&made->device_), "asking which GPU is current"));
   KVL_RETURN_IF_ERROR(
       StatusOfCuda(cudaStreamCreateWithFlags(&made->stream_, cudaStreamNonBlocking), "a stream"));
   KVL_RETURN_IF_ERROR(
@@ -34,9 +35,10 @@ StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create() {
 
 CudaStream::~CudaStream() {
   if (stream_ != nullptr) {
+    Enter();
     HandOver();
     cudaStreamSynchronize(stream_);
-    for (const auto& [shape, graph] : graphs_) cudaGraphExecDestroy(graph.exec);
+    for (const auto& [key, graph] : graphs_) cudaGraphExecDestroy(graph.exec);
     cudaStreamDestroy(stream_);
   }
   for (std::byte* const memory : apart_) cudaFree(memory);
@@ -44,8 +46,26 @@ CudaStream::~CudaStream() {
   if (pinned_ != nullptr) cudaFreeHost(pinned_);
 }
 
+void CudaStream::Enter() {
+  int current = -1;
+  if (cudaGetDevice(&current) == cudaSuccess && current == device_) return;
+  Note(cudaSetDevice(device_), "choosing the GPU");
+}
+
 void CudaStream::Note(cudaError_t error, std::string_view what) {
   if (error != cudaSuccess && failure_.ok()) failure_ = StatusOfCuda(error, what);
+}
+
+void CudaStream::NoteLaunches() { Note(cudaGetLastError(), "a kernel"); }
+
+std::byte* CudaStream::TryAllocate(int64_t n_bytes) {
+  NoteLaunches();  // or they would be forgotten together with what follows
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, static_cast<size_t>(n_bytes)) == cudaSuccess) {
+    return static_cast<std::byte*>(memory);
+  }
+  static_cast<void>(cudaGetLastError());  // the runtime would tell of it again
+  return nullptr;
 }
 
 void CudaStream::Collect(int64_t shape) {
@@ -54,6 +74,7 @@ void CudaStream::Collect(int64_t shape) {
   Note(error, "collecting work");
   is_collecting_ = error == cudaSuccess;
   shape_ = shape;
+  first_unsent_ = head_;
 }
 
 void CudaStream::HandOver() {
@@ -61,8 +82,23 @@ void CudaStream::HandOver() {
   cudaGraph_t collected = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream_, &collected);
   Note(ended, "collecting work");
+  CopyRing(first_unsent_, head_);
   if (ended != cudaSuccess) return;
-  auto found = graphs_.find(shape_);
+  NoteLaunches();
+  LaunchGraph(collected);
+  cudaGraphDestroy(collected);
+}
+
+void CudaStream::LaunchGraph(cudaGraph_t collected) {
+  size_t n_launches = 0;
+  Note(cudaGraphGetNodes(collected, nullptr, &n_launches), "a step's work");
+  if (n_launches == 0) return;
+  const cudaGraphExec_t graph = GraphOf({shape_, n_launches}, collected);
+  if (graph != nullptr) Note(cudaGraphLaunch(graph, stream_), "a step's work");
+}
+
+cudaGraphExec_t CudaStream::GraphOf(const GraphKey& key, cudaGraph_t collected) {
+  auto found = graphs_.find(key);
   cudaGraphExecUpdateResultInfo what_differs;
   if (found != graphs_.end() &&
       cudaGraphExecUpdate(found->second.exec, collected, &what_differs) != cudaSuccess) {
@@ -72,25 +108,21 @@ void CudaStream::HandOver() {
     found = graphs_.end();
   }
   if (found == graphs_.end()) {
-    if (std::ssize(graphs_) == kMostGraphs) ForgetOldestGraph();
+    if (std::ssize(graphs_) == kMostGraphs) {
+      const auto oldest = std::ranges::min_element(
+          graphs_, {}, [](const auto& graph) { return graph.second.last_use; });
+      cudaGraphExecDestroy(oldest->second.exec);
+      graphs_.erase(oldest);
+    }
     cudaGraphExec_t made = nullptr;
     const cudaError_t error = cudaGraphInstantiate(&made, collected, 0);
     Note(error, "a graph of a step's work");
-    if (error == cudaSuccess) found = graphs_.emplace(shape_, Graph{made}).first;
+    if (error != cudaSuccess) return nullptr;
     ++n_graphs_made_;
+    found = graphs_.emplace(key, Graph{.exec = made}).first;
   }
-  cudaGraphDestroy(collected);
-  if (found == graphs_.end()) return;
-  found->second.last_use = ++n_handed_over_;
-  Note(cudaGraphLaunch(found->second.exec, stream_), "a step's work");
-}
-
-void CudaStream::ForgetOldestGraph() {
-  const auto oldest = std::ranges::min_element(
-      graphs_, {}, [](const auto& shape_and_graph) { return shape_and_graph.second.last_use; });
-  // What is still running of it was handed over long ago, and runs to its end all the same.
-  cudaGraphExecDestroy(oldest->second.exec);
-  graphs_.erase(oldest);
+  found->second.last_use = ++n_graphs_launched_;
+  return found->second.exec;
 }
 
 void CudaStream::Wait(std::string_view what) {
@@ -102,14 +134,15 @@ void CudaStream::Note(const Status& failure) { failure_.Update(failure); }
 
 const std::byte* CudaStream::SendApart(std::span<const std::byte> bytes) {
   HandOver();
-  void* memory = nullptr;
-  const cudaError_t error = cudaMalloc(&memory, bytes.size());
-  Note(error, "memory for a plan");
-  if (error != cudaSuccess) return nullptr;
-  apart_.push_back(static_cast<std::byte*>(memory));
+  std::byte* const memory = TryAllocate(std::ssize(bytes));
+  if (memory == nullptr) {
+    Note(cudaErrorMemoryAllocation, "memory for a plan");
+    return nullptr;
+  }
+  apart_.push_back(memory);
   Note(cudaMemcpyAsync(memory, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, stream_),
        "sending a plan");
-  return static_cast<std::byte*>(memory);
+  return memory;
 }
 
 const std::byte* CudaStream::SendBytes(std::span<const std::byte> bytes) {
@@ -123,15 +156,22 @@ const std::byte* CudaStream::SendBytes(std::span<const std::byte> bytes) {
   }
   std::memcpy(pinned_ + head_, bytes.data(), bytes.size());
   std::byte* const to = sent_ + head_;
-  Note(cudaMemcpyAsync(to, pinned_ + head_, bytes.size(), cudaMemcpyHostToDevice, stream_),
-       "sending a plan");
+  if (!is_collecting_) CopyRing(head_, head_ + n_bytes);
   head_ = RoundUp(head_ + n_bytes, kAlignment);
   return to;
 }
 
+void CudaStream::CopyRing(int64_t begin, int64_t end) {
+  if (begin == end) return;
+  Note(
+      cudaMemcpyAsync(sent_ + begin, pinned_ + begin, end - begin, cudaMemcpyHostToDevice, stream_),
+      "sending plans");
+}
+
 Status CudaStream::Finish() {
+  Enter();
   HandOver();
-  Note(cudaGetLastError(), "a kernel");
+  NoteLaunches();
   Wait("work on the GPU");
   head_ = 0;
   for (std::byte* const memory : apart_) cudaFree(memory);

@@ -30,6 +30,9 @@ class CudaStream {
   CudaStream& operator=(const CudaStream&) = delete;
 
   cudaStream_t get() const { return stream_; }
+  // Makes the GPU of the stream current on the calling thread. Who launches kernels or asks for
+  // memory calls it first: threads begin with GPU 0, and others may have chosen another one since.
+  void Enter();
 
   // Copies items to the device, for kernels that are launched before the next call of Finish or
   // kSentBytes / 2 of other calls; returns their address there, a multiple of 256, and null where
@@ -42,7 +45,8 @@ class CudaStream {
   // From here until work is waited for, or something is asked for that cannot be put off, work is
   // collected and then handed over at once, as a graph: that takes the host a fraction of the time.
   // `shape` says what the work is like: the graph of the last work of this shape is taken again,
-  // with other numbers, where it has the same launches. Nothing where work is collected already.
+  // with other numbers, where it has as many launches. What is sent meanwhile travels in one piece,
+  // in front of the work. Nothing where work is collected already.
   void Collect(int64_t shape);
   // Hands over what was collected. Whoever waits for the stream, or copies to it what the host may
   // change, calls this first.
@@ -53,6 +57,9 @@ class CudaStream {
   Status Finish();
   int64_t n_graphs_made() const { return n_graphs_made_; }
 
+  // Memory of the GPU outside of a CudaDevice, which the caller frees by cudaFree; null where there
+  // is none, which is no failure of the stream.
+  std::byte* TryAllocate(int64_t n_bytes);
   // Notes a failure, which Finish returns; nothing for cudaSuccess.
   void Note(cudaError_t error, std::string_view what);
   void Note(const Status& failure);
@@ -61,22 +68,31 @@ class CudaStream {
   static constexpr int kMostGraphs = 256;
 
  private:
-  CudaStream() = default;
-  // Makes room for another graph.
-  void ForgetOldestGraph();
-  const std::byte* SendBytes(std::span<const std::byte> bytes);
-  const std::byte* SendApart(std::span<const std::byte> bytes);
-
-  cudaStream_t stream_ = nullptr;
-  bool is_collecting_ = false;
-  int64_t shape_ = 0;  // of what is collected
+  // A shape, and how many launches the work has: a step that seals too has more than others.
+  using GraphKey = std::pair<int64_t, size_t>;
   struct Graph {
     cudaGraphExec_t exec = nullptr;
     int64_t last_use = 0;
   };
-  std::map<int64_t, Graph> graphs_;  // by shape, kMostGraphs at most
-  int64_t n_handed_over_ = 0;
-  int64_t n_graphs_made_ = 0;
+
+  CudaStream() = default;
+  const std::byte* SendBytes(std::span<const std::byte> bytes);
+  const std::byte* SendApart(std::span<const std::byte> bytes);
+  // Copies [begin, end) of the ring to the device.
+  void CopyRing(int64_t begin, int64_t end);
+  void LaunchGraph(cudaGraph_t collected);
+  // The graph of the key with the numbers of `collected`; null where it cannot be made.
+  cudaGraphExec_t GraphOf(const GraphKey& key, cudaGraph_t collected);
+  // Notes what launches have met on this thread.
+  void NoteLaunches();
+
+  int device_ = 0;
+  cudaStream_t stream_ = nullptr;
+  bool is_collecting_ = false;
+  int64_t shape_ = 0;                 // of what is collected
+  int64_t first_unsent_ = 0;          // of the ring, while work is collected
+  std::map<GraphKey, Graph> graphs_;  // kMostGraphs at most
+  int64_t n_graphs_made_ = 0, n_graphs_launched_ = 0;
   Status failure_;
   std::byte* pinned_ = nullptr;   // [kSentBytes] on the host
   std::byte* sent_ = nullptr;     // [kSentBytes] on the device

@@ -75,14 +75,14 @@ TEST_F(CudaStreamTest, CollectedWorkRunsWithTheNumbersOfItsOwnStep) {
   EXPECT_EQ(stream_->n_graphs_made(), 1);
 }
 
-TEST_F(CudaStreamTest, OtherLaunchesMakeAnotherGraph) {
+TEST_F(CudaStreamTest, MoreLaunchesMakeAnotherGraph) {
   for (const int n_launches : {1, 2, 2, 1}) {
     stream_->Collect(7);
     for (int i = 0; i < n_launches; ++i) NormaliseSent({2, i % 2 == 0 ? 2.0f : -2.0f});
     EXPECT_TRUE(stream_->Finish().ok());
     EXPECT_EQ(Out(), (std::vector<float>{1, n_launches == 1 ? 1.0f : -1.0f}));
   }
-  EXPECT_EQ(stream_->n_graphs_made(), 3);
+  EXPECT_EQ(stream_->n_graphs_made(), 2);
 }
 
 TEST_F(CudaStreamTest, KeepsNoMoreGraphsThanItMay) {
@@ -100,6 +100,33 @@ TEST_F(CudaStreamTest, KeepsNoMoreGraphsThanItMay) {
   NormaliseSent({2, 2});
   EXPECT_TRUE(stream_->Finish().ok());
   EXPECT_EQ(stream_->n_graphs_made(), n_made);
+}
+
+TEST_F(CudaStreamTest, WhatIsSentWhileWorkIsCollectedIsThereForLaterWorkToo) {
+  stream_->Collect(1);
+  const std::vector<float> row = {-3, 3};
+  const float* const sent = stream_->Send(std::span<const float>(row));
+  stream_->HandOver();  // of nothing
+  Normalise(sent);
+  EXPECT_TRUE(stream_->Finish().ok());
+  EXPECT_EQ(Out(), (std::vector<float>{-1, 1}));
+}
+
+TEST_F(CudaStreamTest, RefusedLaunchesAreTold) {
+  for (const bool collects : {false, true, true}) {
+    if (collects) stream_->Collect(1);
+    NormaliseSent({2, 2});
+    const cuda::NormParams beyond = {.n_rows = int64_t{1} << 34, .n_dims = 2};
+    cuda::Normalise(stream_->get(), {&beyond, 1});
+    NormaliseSent({2, 2});
+    EXPECT_EQ(stream_->Finish().message(), "CUDA: a kernel: invalid configuration argument");
+    EXPECT_TRUE(stream_->Finish().ok());
+  }
+}
+
+TEST_F(CudaStreamTest, MemoryThatIsNotThereIsNoFailure) {
+  EXPECT_EQ(stream_->TryAllocate(int64_t{1} << 50), nullptr);
+  EXPECT_TRUE(stream_->Finish().ok());
 }
 
 TEST_F(CudaStreamTest, FailuresAreToldOnce) {

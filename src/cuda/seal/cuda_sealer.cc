@@ -188,10 +188,8 @@ std::byte* CudaSealer::Scratch(int64_t n_bytes) {
   if (n_bytes <= n_scratch_) return scratch_;
   stream_.Wait("sealing");  // kernels that use the old one
   cudaFree(scratch_);
-  scratch_ = nullptr;
-  n_scratch_ = 0;
-  if (cudaMalloc(reinterpret_cast<void**>(&scratch_), n_bytes) != cudaSuccess) return nullptr;
-  n_scratch_ = n_bytes;
+  scratch_ = stream_.TryAllocate(n_bytes);
+  n_scratch_ = scratch_ == nullptr ? 0 : n_bytes;
   return scratch_;
 }
 

@@ -21,11 +21,11 @@ RowFlags::~RowFlags() {
 void RowFlags::Allocate(int64_t n) {
   stream_.HandOver();
   cudaFree(flags_);
-  flags_ = nullptr;
   n_flags_ = 0;
-  const cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&flags_), n * sizeof(int32_t));
-  stream_.Note(error, "flags of rows that are not finite");
-  if (error != cudaSuccess) return;
+  flags_ = reinterpret_cast<int32_t*>(stream_.TryAllocate(n * int64_t{sizeof(int32_t)}));
+  if (flags_ == nullptr) {
+    return stream_.Note(cudaErrorMemoryAllocation, "flags of rows that are not finite");
+  }
   n_flags_ = n;
   Clear(n);
 }

@@ -4,10 +4,10 @@
 //
 // A kernel is `KVL_KERNEL(threads) Name(KVL_PARAMS(Params) p)`: it returns nothing, is launched
 // with at most `threads` threads a block, a multiple of 32, and has one parameter, plain data by
-// value (at most 4 KiB). KVL_KERNEL(threads, 1) keeps the compiler from spilling registers so that
-// a second block finds room beside. It is launched by simt/launch.h. Memory that the threads of a
-// block share is dynamic alone (Shared); functions that lanes of a warp call together are met by
-// all 32.
+// value (at most 32,764 bytes; launches that run often stay below 4 KiB). KVL_KERNEL(threads, 1)
+// keeps the compiler from spilling registers so that a second block finds room beside. It is
+// launched by simt/launch.h. Memory that the threads of a block share is dynamic alone (Shared);
+// functions that lanes of a warp call together are met by all 32.
 #pragma once
 
 #include <bit>

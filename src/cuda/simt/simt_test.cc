@@ -200,6 +200,34 @@ TEST_F(EmulatedRuntimeTest, CopiesOutsideOfMemoryAreRefused) {
             cudaErrorInvalidValue);
 }
 
+KVL_KERNEL(32) Nothing(KVL_PARAMS(int) /*p*/) {}
+KVL_KERNEL(32) NothingEither(KVL_PARAMS(int) /*p*/) {}
+
+TEST_F(EmulatedRuntimeTest, RefusesLaunchesAsAGpuDoes) {
+  static_cast<void>(cudaGetLastError());  // of tests before
+  Launch(stream_, Nothing, {.n_blocks_y = kMostBlocksY}, 0);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  Launch(stream_, Nothing, {.n_blocks_y = kMostBlocksY + 1}, 0);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);  // it is told once
+  Launch(stream_, Nothing, {.shared_bytes = 228 << 10}, 0);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
+  emulated::SetDeviceCount(2);
+  cudaSetDevice(1);
+  Launch(stream_, Nothing, {}, 0);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+  cudaSetDevice(0);
+  emulated::SetDeviceCount(1);
+}
+
+// A launch that is collected keeps its shared memory when a later one of the kernel has less.
+TEST_F(EmulatedRuntimeTest, SharedMemoryThatIsAllowedStaysSo) {
+  Launch(stream_, NothingEither, {.shared_bytes = 100 << 10}, 0);
+  Launch(stream_, NothingEither, {.shared_bytes = 60 << 10}, 0);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+}
+
 using EmulatedRuntimeDeathTest = EmulatedRuntimeTest;
 TEST_F(EmulatedRuntimeDeathTest, TheHostReadsDeviceMemory) {
   EXPECT_DEATH(static_cast<void>(*const_cast<volatile float*>(x_)), "");

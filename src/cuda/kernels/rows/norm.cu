@@ -113,4 +113,6 @@ void Normalise(cudaStream_t stream, std::span<const NormParams> norms) {
   }
 }
 
+cudaError_t FindKernels() { return FindKernel(NormKernel<true, 4>); }
+
 }  // namespace kvlathe::cuda

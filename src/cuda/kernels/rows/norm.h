@@ -29,4 +29,7 @@ struct NormParams {
 // 1e-6 of the size of a row's largest from those in double.
 void Normalise(cudaStream_t stream, std::span<const NormParams> norms);
 
+// cudaSuccess where this build has kernels for the current GPU.
+cudaError_t FindKernels();
+
 }  // namespace kvlathe::cuda

@@ -148,6 +148,7 @@ KVL_KERNEL(kThreads) TokenScaleKernel(KVL_PARAMS(SplitParams) p) {
     const int middle = NearestScale(sqrt(DotOfHalf(row, row, n) / n));
     if (Lane() % kHalf == 0) middles[token] = static_cast<uint8_t>(middle);
   }
+  SyncWarp();  // all lanes of a half read them
   KVL_NO_UNROLL
   for (int token = half; token < kBlockSize; token += kThreads / kHalf) {
     read_row(token);

@@ -82,12 +82,15 @@ void MultiplyRows(cudaStream_t stream, const ProductNumbers& numbers,
   while (!products.empty()) {
     ProductsParams params;
     params.numbers = numbers;
-    params.n_products = static_cast<int>(std::min<size_t>(products.size(), kProductsOfLaunch));
-    for (int i = 0; i < params.n_products; ++i) {
-      params.products[i] = products[i];
-      params.max_rows = std::max(params.max_rows, products[i].n_rows);
-      params.max_out = std::max(params.max_out, products[i].n_out);
-      params.in_quads = params.in_quads && InQuads(products[i]);
+    for (const RowProduct& product : products) {
+      const int max_rows = std::max(params.max_rows, product.n_rows);
+      // Blocks y of one product are few enough for half a million rows.
+      const int n_most = std::min(kProductsOfLaunch, kMostBlocksY / std::max(1, TilesOf(max_rows)));
+      if (params.n_products > 0 && params.n_products >= n_most) break;
+      params.products[params.n_products++] = product;
+      params.max_rows = max_rows;
+      params.max_out = std::max(params.max_out, product.n_out);
+      params.in_quads = params.in_quads && InQuads(product);
     }
     LaunchOfType(stream, params);
     products = products.subspan(params.n_products);

@@ -16,6 +16,8 @@ inline constexpr int kProductWarps = kProductThreads / simt::kWarp;
 // How many products travel with a launch.
 inline constexpr int kProductsOfLaunch = 48;
 
+constexpr int TilesOf(int n_rows) { return (n_rows + kTileRows - 1) / kTileRows; }
+
 struct ProductsParams {
   ProductNumbers numbers;
   RowProduct products[kProductsOfLaunch];
@@ -23,7 +25,7 @@ struct ProductsParams {
   int max_rows = 0, max_out = 0;  // of a product
   bool in_quads = true;           // all of them
 
-  int n_row_tiles() const { return (max_rows + kTileRows - 1) / kTileRows; }
+  int n_row_tiles() const { return TilesOf(max_rows); }
 };
 static_assert(sizeof(ProductsParams) <= 4096);
 
@@ -33,7 +35,7 @@ struct PlacedRows {
   int first_row = 0;
 };
 KVL_DEVICE PlacedRows RowsOfBlock(const ProductsParams& p) {
-  const int n_row_tiles = (p.max_rows + kTileRows - 1) / kTileRows;
+  const int n_row_tiles = TilesOf(p.max_rows);
   return {p.products[simt::BlockIdxY() / n_row_tiles], simt::BlockIdxY() % n_row_tiles * kTileRows};
 }
 

@@ -258,5 +258,29 @@ INSTANTIATE_TEST_SUITE_P(Types, StoredWeightsTest,
                            return std::string(WeightTypeName(StoredTypes()[info.param].type));
                          });
 
+// A grid has 65,535 blocks y at most. Nothing runs: what matters is that the GPU takes it.
+TEST(RowProductsTest, ManyProductsOfManyRowsAreLaunched) {
+  const DeviceArray<float> numbers(64);
+  const RowProduct product = {.w = reinterpret_cast<const std::byte*>(numbers.data()),
+                              .w_row_bytes = 64,
+                              .x = numbers.data(),
+                              .y = numbers.data(),
+                              .n_rows = 65536,
+                              .n_out = 1,
+                              .n_in = 1};
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cudaSuccess);
+  MultiplyRows(stream, {.type = WeightType::kF32}, std::vector<RowProduct>(20, product));
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  size_t n_launches = 0;
+  ASSERT_EQ(cudaGraphGetNodes(graph, nullptr, &n_launches), cudaSuccess);
+  EXPECT_EQ(n_launches, 3);  // of 7, 7 and 6 products
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
 }  // namespace
 }  // namespace kvlathe::cuda
