@@ -59,12 +59,16 @@ struct SentTogether {
 
   // Returns where the items begin.
   template <typename T>
-  int64_t Add(const std::vector<T>& items) {
+  int64_t Add(std::span<const T> items) {
     const int64_t at = RoundUp(std::ssize(bytes), 16);
-    const auto n_bytes = static_cast<int64_t>(items.size() * sizeof(T));
-    bytes.resize(at + n_bytes);
-    if (n_bytes > 0) std::memcpy(bytes.data() + at, items.data(), n_bytes);
+    bytes.resize(at);
+    const auto from = std::as_bytes(items);
+    bytes.insert(bytes.end(), from.begin(), from.end());
     return at;
+  }
+  template <typename T>
+  int64_t Add(const std::vector<T>& items) {
+    return Add(std::span<const T>(items));
   }
 };
 
@@ -72,6 +76,7 @@ int TokensOfPart(const HeadJob& job) { return cuda::kMostDecodeRows / job.gqa_gr
 
 }  // namespace
 
+// Memory stays from call to call: new pages would take longer than what is written to them.
 struct CudaAttention::Plans {
   std::vector<uint32_t> places;
   std::vector<DecodeRun> runs;
@@ -86,7 +91,19 @@ struct CudaAttention::Plans {
     int64_t n_rows, stride;
   };
   std::vector<Votes> votes;
+  SentTogether sent;
 
+  void Clear() {
+    places.clear();
+    runs.clear();
+    layouts.clear();
+    jobs.clear();
+    items.clear();
+    splits.clear();
+    n_partial_floats = 0;
+    votes.clear();
+    sent.bytes.clear();
+  }
   int LayoutIdx(const AttendLayout& layout) {
     const auto same = std::ranges::find_if(layouts, [&](const AttendLayout& other) {
       return std::memcmp(&layout, &other, sizeof(layout)) == 0;
@@ -106,7 +123,8 @@ CudaAttention::CudaAttention(CudaStream* stream, CudaDevice* memory,
       memory_(*memory),
       n_multiprocessors_(n_multiprocessors),
       shared_bytes_(shared_bytes),
-      planner_(kMultiprocessor) {}
+      planner_(kMultiprocessor),
+      plans_(std::make_unique<Plans>()) {}
 
 CudaAttention::~CudaAttention() {
   for (const Scratch& scratch : {partials_, scores_}) {
@@ -327,7 +345,8 @@ void CudaAttention::AddVotes(std::span<const HeadJob> jobs, float sm_scale, cons
   stream_.Note(cudaGetLastError(), "votes");
 }
 
-void CudaAttention::Launch(const Plans& plans, float sm_scale) {
+void CudaAttention::Launch(Plans* of_call, float sm_scale) {
+  const Plans& plans = *of_call;
   cuda::DecodeParams params;
   for (const DecodeJob& job : plans.jobs) {
     params.max_rank_k = std::max(params.max_rank_k, job.rank_k);
@@ -335,11 +354,12 @@ void CudaAttention::Launch(const Plans& plans, float sm_scale) {
     params.max_sinks = std::max(params.max_sinks, job.n_sinks);
     params.max_pairs = std::max(params.max_pairs, job.mean.n_pairs);
   }
-  SentTogether sent;
+  SentTogether& sent = of_call->sent;
   const int64_t places = sent.Add(plans.places), runs = sent.Add(plans.runs);
   const int64_t jobs = sent.Add(plans.jobs), items = sent.Add(plans.items);
   const int64_t splits = sent.Add(plans.splits), layouts = sent.Add(plans.layouts);
-  const int64_t tables = sent.Add(std::vector<cuda::AttendTables>{cuda::MakeAttendTables()});
+  static const cuda::AttendTables kTables = cuda::MakeAttendTables();
+  const int64_t tables = sent.Add(std::span(&kTables, 1));
   const std::byte* const at = stream_.Send(std::span<const std::byte>(sent.bytes));
   params.partials = FloatsOf(&partials_, plans.n_partial_floats);
   if (at == nullptr || (plans.n_partial_floats > 0 && params.partials == nullptr)) {
@@ -369,12 +389,12 @@ void CudaAttention::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedu
   ListParts(jobs);
   if (is_deterministic_ && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
   const AttentionPlan& plan = planner_.Plan(sizes_, kItemsAtOnce * n_multiprocessors_, schedule);
-  Plans plans;
-  for (const HeadJob& job : jobs) AddJob(job, &plans);
-  AddItems(plan, jobs, &plans);
-  if (!PlaceScores(&plans)) return;
-  Launch(plans, sm_scale);
-  AddVotes(jobs, sm_scale, plans);
+  plans_->Clear();
+  for (const HeadJob& job : jobs) AddJob(job, plans_.get());
+  AddItems(plan, jobs, plans_.get());
+  if (!PlaceScores(plans_.get())) return;
+  Launch(plans_.get(), sm_scale);
+  AddVotes(jobs, sm_scale, *plans_);
 }
 
 }  // namespace kvlathe

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -56,7 +57,7 @@ class CudaAttention {
   void AddJob(const HeadJob& job, Plans* plans);
   void AddRuns(const HeadJob& job, Plans* plans) const;
   void AddItems(const AttentionPlan& plan, std::span<const HeadJob> jobs, Plans* plans) const;
-  void Launch(const Plans& plans, float sm_scale);
+  void Launch(Plans* plans, float sm_scale);
   // Gives scored jobs their scores; false where there is no memory.
   bool PlaceScores(Plans* plans);
   void AddVotes(std::span<const HeadJob> jobs, float sm_scale, const Plans& plans);
@@ -75,6 +76,7 @@ class CudaAttention {
   int64_t shared_bytes_;
   bool is_deterministic_ = false;
   Planner planner_;
+  std::unique_ptr<Plans> plans_;
   std::vector<Part> parts_;
   std::vector<JobSize> sizes_;
   Scratch partials_, scores_;

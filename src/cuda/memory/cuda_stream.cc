@@ -79,12 +79,12 @@ void CudaStream::Collect(int64_t shape) {
 
 void CudaStream::HandOver() {
   if (!std::exchange(is_collecting_, false)) return;
+  NoteLaunches();  // what they say comes before what ends because of them
   cudaGraph_t collected = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream_, &collected);
   Note(ended, "collecting work");
   CopyRing(first_unsent_, head_);
   if (ended != cudaSuccess) return;
-  NoteLaunches();
   LaunchGraph(collected);
   cudaGraphDestroy(collected);
 }
