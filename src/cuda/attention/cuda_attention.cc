@@ -116,8 +116,7 @@ struct CudaAttention::Plans {
   }
 };
 
-CudaAttention::CudaAttention(CudaStream* stream, CudaDevice* memory,
-                             const CudaResidents* /*residents*/, int n_multiprocessors,
+CudaAttention::CudaAttention(CudaStream* stream, CudaDevice* memory, int n_multiprocessors,
                              int64_t shared_bytes)
     : stream_(*stream),
       memory_(*memory),

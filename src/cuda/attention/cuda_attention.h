@@ -11,7 +11,6 @@
 #include "cuda/kernels/attend/decode.h"
 #include "cuda/memory/cuda_device.h"
 #include "cuda/memory/cuda_stream.h"
-#include "cuda/residents/cuda_residents.h"
 #include "machine/attention/head_job.h"
 #include "machine/attention/plan.h"
 #include "machine/attention/schedule.h"
@@ -25,8 +24,8 @@ class CudaAttention {
 
   // All outlive it. Queries and outputs of jobs lie in `memory`, and their caches in CudaDevices.
   // The GPU has n_multiprocessors, and shared_bytes are what a block of threads may have.
-  CudaAttention(CudaStream* stream, CudaDevice* memory, const CudaResidents* residents,
-                int n_multiprocessors, int64_t shared_bytes = kUsualSharedBytes);
+  CudaAttention(CudaStream* stream, CudaDevice* memory, int n_multiprocessors,
+                int64_t shared_bytes = kUsualSharedBytes);
   ~CudaAttention();
   CudaAttention(const CudaAttention&) = delete;
   CudaAttention& operator=(const CudaAttention&) = delete;

@@ -25,8 +25,7 @@ class Memories {
   Memories()
       : stream(CudaStream::Create().value()),
         gpu(CudaDevice::Create(stream.get(), int64_t{64} << 20).value()),
-        host_residents(&cpu),
-        residents(gpu.get(), &host_residents) {}
+        host_residents(&cpu) {}
 
   struct Objects {
     ObjectId on_gpu, on_cpu;
@@ -44,7 +43,6 @@ class Memories {
   std::unique_ptr<CudaDevice> gpu;
   CpuDevice cpu;
   CpuResidents host_residents;
-  CudaResidents residents;
 };
 
 struct JobShape {
@@ -197,8 +195,7 @@ TEST(CudaAttentionTest, IsThatOfTheCpuHoweverItIsSharedOut) {
   ASSERT_TRUE(on_cpu.Run(cpu_jobs, kSmScale, Schedule::kLpt).ok());
   for (const int n_multiprocessors : {1, 5, 40}) {
     for (const Schedule schedule : {Schedule::kLpt, Schedule::kBalanced}) {
-      CudaAttention attention(memories.stream.get(), memories.gpu.get(), &memories.residents,
-                              n_multiprocessors);
+      CudaAttention attention(memories.stream.get(), memories.gpu.get(), n_multiprocessors);
       for (const HeadJob& job : gpu_jobs) ASSERT_TRUE(attention.Takes(job));
       attention.Attend(gpu_jobs, kSmScale, schedule);
       ASSERT_TRUE(memories.stream->Finish().ok());
@@ -242,7 +239,7 @@ TEST(CudaAttentionTest, AddsTheVotesOfRows) {
     ThreadPool pool(1);
     Attention on_cpu(&pool, Isa::kScalar, &memories.cpu, &memories.host_residents);
     ASSERT_TRUE(on_cpu.Run({&job->on_cpu, 1}, kSmScale, Schedule::kLpt).ok());
-    CudaAttention attention(memories.stream.get(), memories.gpu.get(), &memories.residents, 6);
+    CudaAttention attention(memories.stream.get(), memories.gpu.get(), 6);
     ASSERT_TRUE(attention.Takes(job->on_gpu));
     attention.Attend({&job->on_gpu, 1}, kSmScale, Schedule::kBalanced);
     ASSERT_TRUE(memories.stream->Finish().ok());
@@ -262,7 +259,7 @@ TEST(CudaAttentionTest, AddsTheVotesOfRows) {
 TEST(CudaAttentionTest, ARowHasTheBitsThatItHasAlone) {
   Memories memories;
   const auto first = MakeJob(kShapes[0], 1, &memories), second = MakeJob(kShapes[1], 2, &memories);
-  CudaAttention attention(memories.stream.get(), memories.gpu.get(), &memories.residents, 30);
+  CudaAttention attention(memories.stream.get(), memories.gpu.get(), 30);
   attention.set_deterministic(true);
   const HeadJob both[] = {first->on_gpu, second->on_gpu};
   std::vector<std::vector<float>> outputs;
@@ -282,7 +279,7 @@ TEST(CudaAttentionTest, ATokenHasTheBitsThatItHasAlone) {
   windowed.window = 892 - 128;
   for (const JobShape& shape : {kShapes[1], windowed}) {
     const auto job = MakeJob(shape, 3, &memories);
-    CudaAttention attention(memories.stream.get(), memories.gpu.get(), &memories.residents, 30);
+    CudaAttention attention(memories.stream.get(), memories.gpu.get(), 30);
     attention.set_deterministic(true);
     const auto run = [&](const HeadJob& of) {
       attention.Attend({&of, 1}, kSmScale, Schedule::kBalanced);
@@ -305,7 +302,7 @@ TEST(CudaAttentionTest, ATokenHasTheBitsThatItHasAlone) {
 
 TEST(CudaAttentionTest, LeavesToTheHostWhatItHasNoKernelFor) {
   Memories memories;
-  const CudaAttention attention(memories.stream.get(), memories.gpu.get(), &memories.residents, 4);
+  const CudaAttention attention(memories.stream.get(), memories.gpu.get(), 4);
   const auto taken = MakeJob(kShapes[0], 1, &memories);
   EXPECT_TRUE(attention.Takes(taken->on_gpu));
   const auto refuses = [&](const auto& change) {
