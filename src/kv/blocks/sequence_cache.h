@@ -84,6 +84,25 @@ class SequenceCache {
   Status Extend(int n_new);
   // Gives everything back.
   void Clear();
+
+  // --- Positions that may not stay (sequence_trial.cc): drafts, and a text that is read for the
+  // votes alone. ---
+
+  // As Extend, of any number of positions, but none of them ends a run or the prompt, and nothing
+  // is dropped, cut or sealed for them: they are plain rows until TakeBack, which must come before
+  // the next Extend. A prompt that they go beyond has not ended.
+  Status ExtendOnTrial(int n_new);
+  bool is_on_trial() const { return progress_.n_on_trial > 0; }
+  // The fewest positions to which TakeBack may go: those that were there before the last Extend, or
+  // before the first ExtendOnTrial behind it. Where the last Extend ended a run, the prompt or a
+  // prune interval, what it ended stays: those behind it.
+  int n_least() const { return n_least_; }
+  // Forgets all but the first n_tokens positions, at least n_least() and at least 1, between steps.
+  // The cache holds the bytes that it would hold had the others never come. Where positions on
+  // trial are kept, nothing may end among them. What forgotten rows have added to votes (retention)
+  // and to Gram matrices of queries (GathersQueries) stays; where entries are merged the call is
+  // not allowed.
+  void TakeBack(int n_tokens);
   // Returns another sequence of the same layout and pool that holds the same bytes and goes on as
   // this one would; neither knows of the other. The error is kResourceExhausted when there is no
   // room, and then nothing was taken, and kDataLoss as from Extend. Between Extend and the end of
@@ -194,6 +213,11 @@ class SequenceCache {
  private:
   // Whether a step has failed, or broke off in the middle.
   bool is_broken() const { return has_failed_ || must_seal() || must_prune() || must_cut_keys(); }
+  // Where it cannot go on; `verb` is what was asked.
+  Status CheckWhole(std::string_view verb) const;
+  Status CheckLength(int64_t n_after) const;
+  // Remembers where TakeBack may go, before a step.
+  void NoteBlocks();
   void EnterNewEntries(int64_t n_after);
   StatusOr<std::unique_ptr<SequenceCache>> Share(const PrefixPlace& place, bool to_write) const;
 
@@ -207,6 +231,8 @@ class SequenceCache {
   bool must_seal_ = false;  // the last step ended runs, or may have
   bool has_failed_ = false;
   int64_t n_writable_ = 0;  // positions that the objects of every head hold
+  int n_least_ = 0;
+  std::vector<int64_t> blocks_at_least_;  // that heads had at n_least_, or empty: what they have
   SequenceObjects objects_;
   Reencoding reencoding_;
 };
