@@ -27,6 +27,7 @@ struct BasisOptions {
   bool counts_all_queries = false;
   bool joins_values = false;  // lathe: keys and values have one map (MappedKeys)
   bool is_whitened = true;    // palu, fdc: weights count by the Gram matrix of their inputs
+  bool shares_heads = false;  // spectral: the KV heads of a layer have one rotation
   int heads_per_latent = 1;   // palu: KV heads that share a latent
   // lathe: the KV heads of a layer have one map together, as many as have so many channels; 0: each
   // has its own.
@@ -100,6 +101,7 @@ struct BasisMethod {
                                             const RankRequest& request) = nullptr;
   bool wants_text = false;       // statistics of random tokens suit it badly
   bool wants_gradients = false;  // prices errors by gradients of rows, which take time
+  bool wants_outputs = false;    // reads moments of what attention makes of values
 };
 
 // Cuts the analysis to the allocation's ranks. Where these split bits, the maps mix the channels of
