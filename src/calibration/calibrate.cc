@@ -14,7 +14,7 @@
 #include "calibration/checkpoint.h"
 #include "calibration/fingerprint.h"
 #include "calibration/joint_moments.h"
-#include "calibration/output_moments.h"
+#include "calibration/outputs/output_moments.h"
 #include "calibration/position_shift.h"
 #include "format/keys.h"
 

@@ -74,8 +74,10 @@ struct EigenOptions {
 };
 // All channels stay, so there are no ranks to choose.
 struct SpectralOptions {
+  enum class Centre { kAuto, kOn, kOff };
   RankOptions ranks;
-  bool shares_heads = true;  // the KV heads of a layer have one rotation
+  bool shares_heads = true;       // the KV heads of a layer have one rotation
+  Centre centre = Centre::kAuto;  // which models' rows lose their means
   friend bool operator==(const SpectralOptions&, const SpectralOptions&) = default;
 };
 struct SvdOnlineOptions {

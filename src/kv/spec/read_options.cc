@@ -85,7 +85,10 @@ StageOptions ReadEigen(const KeyValues& values) {
 }
 
 StageOptions ReadSpectral(const KeyValues& values) {
-  return BasisStage(SpectralOptions{.shares_heads = values.Is("heads", "shared")});
+  SpectralOptions spectral{.shares_heads = values.Is("heads", "shared")};
+  if (values.Is("centre", "on")) spectral.centre = SpectralOptions::Centre::kOn;
+  if (values.Is("centre", "off")) spectral.centre = SpectralOptions::Centre::kOff;
+  return BasisStage(spectral);
 }
 
 StageOptions ReadSvdOnline(const KeyValues& values) {

@@ -126,6 +126,11 @@ inline constexpr KeyInfo kSpectralHeads = {
     .doc = "all KV heads of a layer have one rotation, or each its own",
     .default_text = "shared",
     .choices = "shared|own"};
+inline constexpr KeyInfo kSpectralCentre = {
+    .name = "centre",
+    .doc = "subtract the means of keys and values; takes no bytes; auto: where they have biases",
+    .default_text = "auto",
+    .choices = "auto|on|off"};
 
 // The same key with another default, range or text.
 constexpr KeyInfo WithDefault(KeyInfo key, std::string_view default_text) {

@@ -56,14 +56,15 @@ constexpr const KeyInfo* kKvqPKeys[] = {
 
 constexpr KeyInfo kOscarBits = Bits("2|3|4|8", "2");
 constexpr KeyInfo kPassedHeads = PassedOn(kSpectralHeads);
+constexpr KeyInfo kPassedCentre = PassedOn(kSpectralCentre);
 constexpr KeyInfo kOscarGroup = WithDefault(kGroup, "128");
 constexpr KeyInfo kOscarKeyClip = WithDefault(kKeyClip, "0.96");
 constexpr KeyInfo kOscarValueClip = WithDefault(kValueClip, "0.92");
 constexpr KeyInfo kOscarNewest = WithDefault(kNewest, "256");
 constexpr KeyInfo kOscarSink = WithDefault(kSink, "64");
 constexpr const KeyInfo* kOscarKeys[] = {
-    &kOscarBits,      &kAccuracy,  &kPassedHeads,  &kOscarGroup,  &kOscarKeyClip,
-    &kOscarValueClip, &kPassedRun, &kPassedBuffer, &kOscarNewest, &kOscarSink};
+    &kOscarBits,      &kAccuracy,  &kPassedHeads,  &kPassedCentre, &kOscarGroup, &kOscarKeyClip,
+    &kOscarValueClip, &kPassedRun, &kPassedBuffer, &kOscarNewest,  &kOscarSink};
 
 std::vector<ExpandedStage> GearBackbone(const PresetKeys& keys) {
   if (keys.Number("bits") == 2) return {{"kivi", {{"group", 64}}}};

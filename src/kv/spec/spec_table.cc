@@ -6,8 +6,8 @@
 #include "analysis/bases/fdc.h"
 #include "analysis/bases/lathe.h"
 #include "analysis/bases/palu.h"
-#include "analysis/bases/spectral.h"
 #include "analysis/bases/zack.h"
+#include "analysis/rotations/spectral.h"
 #include "format/table_codes/mxfp4.h"
 #include "kv/spec/compatibility.h"
 #include "kv/spec/fixed_formats.h"
@@ -135,7 +135,7 @@ constexpr const KeyInfo* kPaluKeys[] = {&kRate,      &kRatio,     &kAccuracy, &k
 
 constexpr const KeyInfo* kEigenKeys[] = {&kRate, &kRatio, &kAccuracy, &kRanks, &kRound, &kSink};
 
-constexpr const KeyInfo* kSpectralKeys[] = {&kSpectralHeads, &kSink};
+constexpr const KeyInfo* kSpectralKeys[] = {&kSpectralHeads, &kSpectralCentre, &kSink};
 
 constexpr KeyInfo kOnlineRate =
     WithDoc(kRate, "share of the dimensions of every head removed, at most");

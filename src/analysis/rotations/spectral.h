@@ -14,6 +14,7 @@ namespace kvlathe {
 // Hadamard matrix, which gives every channel a part of each direction, and P the order of reversed
 // bits, so that channels that share a scale are not alike. Where head_dim is no power of two, H has
 // blocks, the largest first, and the directions are dealt out to them in turn.
+// Keys and values lose their means where the options say so, which attention does not see.
 // With `shares_heads` the moments are means over the KV heads of a layer, and their rotations are
 // one. kInvalidArgument for statistics without moments of outputs; kDataLoss, with layer and head,
 // for statistics that are not finite.

@@ -1,4 +1,4 @@
-#include "calibration/output_moments.h"
+#include "calibration/outputs/output_moments.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "analysis/bases/spectral.h"
+#include "analysis/rotations/spectral.h"
 
 #include <bit>
 #include <utility>
@@ -64,10 +64,29 @@ std::vector<float> SpreadDirections(const Spectrum& spectrum, int dim) {
   return rotation;
 }
 
+std::span<const float> MeanOf(const HeadMoments& rows, int64_t head_idx, int dim) {
+  return std::span(rows.mean).subspan(head_idx * dim, dim);
+}
+
+bool LosesMeans(const BasisInputs& inputs) {
+  const bool has_biases = !inputs.key_biases.empty() || !inputs.value_biases.empty();
+  return inputs.options.is_centred && (has_biases || !inputs.options.centres_biases_alone);
+}
+
+// Attention weights sum to 1, so outputs lose the mean that values lose.
 PairGrams GramsOf(const BasisInputs& inputs, int64_t head_idx) {
   const CalibrationStatistics& s = *inputs.statistics;
-  return {GramOfRows(inputs, RowKind::kQueries, head_idx),
-          GramOf(s.outputs, head_idx, s.shape.head_dim, s.shape.gqa_group())};
+  const int dim = s.shape.head_dim, group = s.shape.gqa_group();
+  HeadMoments outputs = {{}, {}};
+  const std::span<const float> mean = MeanOf(s.outputs, head_idx, dim);
+  outputs.mean.assign(mean.begin(), mean.end());
+  const auto first = s.outputs.covariance.begin() + head_idx * dim * dim;
+  outputs.covariance.assign(first, first + int64_t{dim} * dim);
+  if (LosesMeans(inputs)) {
+    const std::span<const float> lost = MeanOf(s.v, head_idx, dim);
+    for (int i = 0; i < dim; ++i) outputs.mean[i] -= lost[i];
+  }
+  return {GramOfRows(inputs, RowKind::kQueries, head_idx), GramOf(outputs, 0, dim, group)};
 }
 
 HeadAnalysis MapsOf(const Spectrum& qk, const Spectrum& v, int dim) {
@@ -101,7 +120,13 @@ StatusOr<BasisAnalysis> AnalyseSpectral(const BasisInputs& inputs) {
       mean.v = WeightedSum(1, mean.v, 1.0 / n_shared, grams.v);
     }
     const Spectrum qk = DecomposeGram(mean.qk, dim), v = DecomposeGram(mean.v, dim);
-    analysis.heads.insert(analysis.heads.end(), n_shared, MapsOf(qk, v, dim));
+    for (int64_t h = first; h < first + n_shared; ++h) {
+      HeadAnalysis& head = analysis.heads.emplace_back(MapsOf(qk, v, dim));
+      if (!LosesMeans(inputs)) continue;
+      const auto k_mean = MeanOf(s.k_post, h, dim), v_mean = MeanOf(s.v, h, dim);
+      head.key_offset.assign(k_mean.begin(), k_mean.end());
+      head.value_offset.assign(v_mean.begin(), v_mean.end());
+    }
     analysis.spectra.insert(analysis.spectra.end(), n_shared,
                             HeadSpectra{qk.singular_values, v.singular_values});
   }

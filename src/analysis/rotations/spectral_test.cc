@@ -1,4 +1,4 @@
-#include "analysis/bases/spectral.h"
+#include "analysis/rotations/spectral.h"
 
 #include <gtest/gtest.h>
 
@@ -114,12 +114,15 @@ void ExpectRotation(const std::vector<float>& found, const Matrix& expected) {
 TEST(Spectral, RotationsAreThePublishedOnes) {
   constexpr int kDim = 16;
   const SpectralModel model(kDim);
-  const BasisAnalysis analysis = *AnalyseSpectral({&model.statistics});
+  BasisInputs inputs = {&model.statistics};
+  inputs.options.centres_biases_alone = true;
+  const BasisAnalysis analysis = *AnalyseSpectral(inputs);
   ASSERT_EQ(analysis.heads.size(), model.queries.size());
   for (size_t h = 0; h < analysis.heads.size(); ++h) {
     ExpectRotation(analysis.heads[h].key_basis, LiteralRotation(model.queries[h], kDim));
     ExpectRotation(analysis.heads[h].value_basis, LiteralRotation(model.outputs[h], kDim));
     EXPECT_EQ(analysis.heads[h].query_basis, analysis.heads[h].key_basis);
+    EXPECT_TRUE(analysis.heads[h].key_offset.empty());
   }
 }
 
@@ -127,7 +130,7 @@ TEST(Spectral, HeadsOfALayerShareTheRotationOfAllTheirRows) {
   constexpr int kDim = 16;
   const SpectralModel model(kDim);
   BasisInputs inputs = {&model.statistics};
-  inputs.options.shares_heads = true;
+  inputs.options = {.is_centred = false, .shares_heads = true};
   const BasisAnalysis analysis = *AnalyseSpectral(inputs);
   for (int layer = 0; layer < kLayersOfTest; ++layer) {
     const size_t first = layer * kKvHeadsOfTest;
@@ -141,6 +144,33 @@ TEST(Spectral, HeadsOfALayerShareTheRotationOfAllTheirRows) {
   }
 }
 
+// Rows of a model with biases lose their means, and outputs that of the values.
+TEST(Spectral, MeansAreTakenOffWhereTheModelHasBiases) {
+  constexpr int kDim = 16;
+  SpectralModel model(kDim);
+  Random random(4);
+  for (HeadMoments* rows : {&model.statistics.k_post, &model.statistics.v}) {
+    for (float& x : rows->mean) x = static_cast<float>(5 * random.Normal());
+  }
+  const std::vector<std::vector<float>> biases(model.queries.size(), std::vector<float>(kDim, 1));
+  BasisInputs inputs = {&model.statistics};
+  inputs.options.centres_biases_alone = true;
+  inputs.key_biases = biases;
+  const BasisAnalysis analysis = *AnalyseSpectral(inputs);
+  for (size_t h = 0; h < analysis.heads.size(); ++h) {
+    const HeadAnalysis& head = analysis.heads[h];
+    Matrix outputs = model.outputs[h];
+    for (int i = 0; i < kDim; ++i) {
+      const float v_mean = model.statistics.v.mean[h * kDim + i];
+      EXPECT_EQ(head.key_offset[i], model.statistics.k_post.mean[h * kDim + i]);
+      EXPECT_EQ(head.value_offset[i], v_mean);
+      for (auto& row : outputs) row[i] -= v_mean;
+    }
+    ExpectRotation(head.key_basis, LiteralRotation(model.queries[h], kDim));
+    ExpectRotation(head.value_basis, LiteralRotation(outputs, kDim));
+  }
+}
+
 // Also of head dims that are no powers of two: with R^T C R for the second moments C of the rows
 // that a rotation is made of, every channel has the same share of their trace where H is one block,
 // and nearly so where it has several.
@@ -148,7 +178,9 @@ TEST(Spectral, RotationsAreOrthogonalAndSpreadWhatTheySee) {
   for (const int dim : {8, 24, 64, 80, 96}) {
     SCOPED_TRACE(dim);
     const SpectralModel model(dim);
-    const BasisAnalysis analysis = *AnalyseSpectral({&model.statistics});
+    BasisInputs inputs = {&model.statistics};
+    inputs.options.is_centred = false;
+    const BasisAnalysis analysis = *AnalyseSpectral(inputs);
     const std::vector<float>& r = analysis.heads[0].value_basis;
     for (int i = 0; i < dim; ++i) {
       for (int j = 0; j < dim; ++j) {
