@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from . import prepare
 from .paper_specs import FEW_TOKENS, GEAR, HEADS, N_ROTATED, N_TOKENS, N_WITH_GRADIENTS, RESIDUALS, ROTATED
+from .rival_specs import PUBLISHED_WINDOWS, RIVALS, RIVALS_ON_NEEDLES
 
 # Where a method can keep its newest positions in 16 bits, it keeps 32. lathe keeps more by itself: WITHOUT has it with 32, NEWEST others with as many.
 CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
@@ -255,6 +256,24 @@ def calibration_parts(setup):
     return parts
 
 
+def rival_parts(setup):
+    """The field's quantizers of 2026 beside kivi, kvquant and lathe, at equal bytes: on texts, then where facts hide in a novel."""
+    n_windows = 2 if is_large(setup) else 4
+    windows = f"{n_windows} windows of 2048 tokens"
+    parts = [compared(setup, "rivals/wiki", f"WikiText-2 test, {windows}: rivals at equal bytes", RIVALS, "wiki", n_windows, 2048, WIKI,
+                      n_together=6),
+             compared(setup, "rivals/novel", f"a novel, {windows}: rivals at equal bytes", RIVALS, "novel", n_windows, 2048, NOVEL, n_together=6)]
+    if setup.context >= 8192:
+        parts.append(compared(setup, "rivals/long", "WikiText-2 test, a window of 8192 tokens: rivals with their published windows",
+                              PUBLISHED_WINDOWS, "wiki", 1, 8192, WIKI, n_together=5))
+    rounded = ("--weights-exact=false",) if is_large(setup) else ()
+    for name, title, argument in (("needle", "one number in a novel", "needle"), ("uuids", "an identifier (UUID)", "needle(kind=uuids)")):
+        parts.append(task(setup, f"rivals/{name}", title, argument,
+                          ("--task-text", f"{setup.data}/{NOVEL}", "--task-length", "2000", "--task-count", "10" if is_large(setup) else "25",
+                           *rounded), RIVALS_ON_NEEDLES, data=(NOVEL,)))
+    return parts
+
+
 def task(setup, name, title, argument, options, specs=MAIN, **files):
     baseline = f"{setup.work}/{name.replace('/', '-')}.none.jsonl"
     return Part(name, title, tuple(specs), ("eval", "-m", setup.model, "--task", argument, *options), baseline=baseline, **files)
@@ -356,6 +375,7 @@ def large_parts(setup):
         task(setup, "tasks/tools", "a call of one of six tools, in JSON", "tools",
              ("--task-count", "100", "--task-length", "1500", rounded), GEAR_TASKS),
         *inspected_parts(setup),
+        *rival_parts(setup),
     ]
 
 
@@ -364,7 +384,7 @@ def parts_of(setup):
         return embedded_parts(setup)
     if is_large(setup):
         return large_parts(setup)
-    return [*text_parts(setup), *file_tasks(setup), *retrieval_tasks(setup), drift_part(setup)]
+    return [*text_parts(setup), *file_tasks(setup), *retrieval_tasks(setup), drift_part(setup), *rival_parts(setup)]
 
 
 def missing_data(part, setup):

@@ -22,6 +22,7 @@ struct StatisticsNeed {
   bool across_heads = false;  // they must hold moments across the KV heads of a layer
   bool gradients = false;     // they must hold what errors of rows cost
   bool key_values = false;    // they must hold moments of keys with their values
+  bool outputs = false;       // they must hold moments of what attention makes of values
   // Rows after RoPE are read, whose moments hold for the positions that they were taken at. Without
   // it, statistics that were made for any context of the model will do.
   bool after_rope = false;

@@ -93,6 +93,16 @@ bool IsRepaired(const PackedFormat& format) {
   return format.sparse_share > 0 || format.prompt_rank > 0;
 }
 
+TEST(CudaSealerTest, ClippedRowsAreSealedOnTheCpu) {
+  SealDevice device;
+  CudaSealer sealer(device.stream(), device.memory(), device.residents());
+  PackedSide clipped = Token(2, 64);
+  clipped.clip = 0.9;
+  EXPECT_TRUE(sealer.Takes({.format = Uniform(Token(2, 64), Token(2, 64))}));
+  EXPECT_FALSE(sealer.Takes({.format = Uniform(clipped, Token(2, 64))}));
+  EXPECT_FALSE(sealer.Takes({.format = Uniform(Token(2, 64), clipped)}));
+}
+
 TEST(CudaSealerTest, BytesAreThoseOfTheCpu) {
   SealDevice device;
   Random random(1);

@@ -36,6 +36,11 @@ struct PackedSide {
   // Whether codes index a codebook of the model (codebook/codebook.h).
   bool has_codebook = false;
 
+  // Where a row of a head is clipped when its codes are made: ranges end at the magnitude that this
+  // share of the numbers of the token lies below. Only kToken with a minimum allows less than 1,
+  // which is all of them. What is stored is laid out alike.
+  double clip = 1;
+
   friend bool operator==(const PackedSide&, const PackedSide&) = default;
 };
 

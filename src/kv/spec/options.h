@@ -72,6 +72,14 @@ struct EigenOptions {
   RankOptions ranks;
   friend bool operator==(const EigenOptions&, const EigenOptions&) = default;
 };
+// All channels stay, so there are no ranks to choose.
+struct SpectralOptions {
+  enum class Centre { kAuto, kOn, kOff };
+  RankOptions ranks;
+  bool shares_heads = true;       // the KV heads of a layer have one rotation
+  Centre centre = Centre::kAuto;  // which models' rows lose their means
+  friend bool operator==(const SpectralOptions&, const SpectralOptions&) = default;
+};
 struct SvdOnlineOptions {
   double rate = 0;
   friend bool operator==(const SvdOnlineOptions&, const SvdOnlineOptions&) = default;
@@ -100,7 +108,7 @@ struct LatheOptions {
   RunOptions runs;  // used where bits are split
   friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
 };
-using BasisStage = std::variant<ZackOptions, FdcOptions, PaluOptions, EigenOptions,
+using BasisStage = std::variant<ZackOptions, FdcOptions, PaluOptions, EigenOptions, SpectralOptions,
                                 SvdOnlineOptions, LatheOptions>;
 
 // Null where ranks are not chosen beforehand (svd-online).
@@ -174,6 +182,7 @@ struct TokenOptions {
   int bits = 4;
   int group = 64;
   bool mixes_channels = false;  // whether a Hadamard matrix mixes channels before they are coded
+  double key_clip = 1, value_clip = 1;  // PackedSide::clip
   RunOptions runs;
   friend bool operator==(const TokenOptions&, const TokenOptions&) = default;
 };

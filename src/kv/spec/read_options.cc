@@ -39,6 +39,10 @@ BudgetOptions ReadBudget(const KeyValues& values) {
 
 bool ReadHadamard(const KeyValues& values) { return values.Is("hadamard", "on"); }
 
+double ReadClip(const KeyValues& values, std::string_view key) {
+  return values.Has(key) ? values.Number(key) : 1;
+}
+
 }  // namespace
 
 const SpecValue* KeyValues::Find(std::string_view key) const {
@@ -78,6 +82,13 @@ StageOptions ReadPalu(const KeyValues& values) {
 
 StageOptions ReadEigen(const KeyValues& values) {
   return BasisStage(EigenOptions{.ranks = ReadRanks(values)});
+}
+
+StageOptions ReadSpectral(const KeyValues& values) {
+  SpectralOptions spectral{.shares_heads = values.Is("heads", "shared")};
+  if (values.Is("centre", "on")) spectral.centre = SpectralOptions::Centre::kOn;
+  if (values.Is("centre", "off")) spectral.centre = SpectralOptions::Centre::kOff;
+  return BasisStage(spectral);
 }
 
 StageOptions ReadSvdOnline(const KeyValues& values) {
@@ -152,6 +163,8 @@ StageOptions ReadToken(const KeyValues& values) {
   return QuantizerStage(TokenOptions{.bits = values.Integer("bits"),
                                      .group = values.Integer("group"),
                                      .mixes_channels = ReadHadamard(values),
+                                     .key_clip = ReadClip(values, "key_clip"),
+                                     .value_clip = ReadClip(values, "value_clip"),
                                      .runs = ReadRuns(values)});
 }
 

@@ -10,6 +10,7 @@ StageOptions ReadZack(const KeyValues& values);
 StageOptions ReadFdc(const KeyValues& values);
 StageOptions ReadPalu(const KeyValues& values);
 StageOptions ReadEigen(const KeyValues& values);
+StageOptions ReadSpectral(const KeyValues& values);
 StageOptions ReadSvdOnline(const KeyValues& values);
 StageOptions ReadLathe(const KeyValues& values);
 StageOptions ReadH2o(const KeyValues& values);

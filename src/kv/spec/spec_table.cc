@@ -7,6 +7,7 @@
 #include "analysis/bases/lathe.h"
 #include "analysis/bases/palu.h"
 #include "analysis/bases/zack.h"
+#include "analysis/rotations/spectral.h"
 #include "format/table_codes/mxfp4.h"
 #include "kv/spec/compatibility.h"
 #include "kv/spec/fixed_formats.h"
@@ -134,6 +135,8 @@ constexpr const KeyInfo* kPaluKeys[] = {&kRate,      &kRatio,     &kAccuracy, &k
 
 constexpr const KeyInfo* kEigenKeys[] = {&kRate, &kRatio, &kAccuracy, &kRanks, &kRound, &kSink};
 
+constexpr const KeyInfo* kSpectralKeys[] = {&kSpectralHeads, &kSpectralCentre, &kSink};
+
 constexpr KeyInfo kOnlineRate =
     WithDoc(kRate, "share of the dimensions of every head removed, at most");
 constexpr const KeyInfo* kOnlineKeys[] = {&kOnlineRate, &kSink};
@@ -224,18 +227,14 @@ constexpr const KeyInfo* kDmcKeys[] = {&kDmcWindow, &kSink};
 
 // --- quantizer ---
 
-constexpr KeyInfo kGroup = {.name = "group",
-                            .doc = "channels of a token that share a scale",
-                            .default_text = "64",
-                            .choices = "16|32|64|128"};
 constexpr KeyInfo kBits4 = Bits("2|3|4|8", "4");
 constexpr KeyInfo kBits2 = Bits("2|3|4|8", "2");
 constexpr KeyInfo kHadamard = {.name = "hadamard",
                                .doc = "mix channels by a Hadamard matrix first: outliers spread",
                                .default_text = "off",
                                .choices = "on|off"};
-constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kAccuracy, &kGroup,  &kHadamard,
-                                         &kRun,   &kBuffer,   &kNewest, &kSink};
+constexpr const KeyInfo* kTokenKeys[] = {&kBits4,     &kAccuracy, &kGroup,  &kHadamard, &kKeyClip,
+                                         &kValueClip, &kRun,      &kBuffer, &kNewest,   &kSink};
 constexpr const KeyInfo* kKcvtKeys[] = {&kBits4, &kAccuracy, &kRun, &kBuffer, &kNewest, &kSink};
 
 constexpr KeyInfo kKiviGroup =
@@ -318,6 +317,14 @@ constexpr StageInfo kStages[] = {
      .check = CheckBasis,
      .analysis = &kEigenMethod,
      .ladders = kRateLadder},
+    {.name = "spectral",
+     .axis = kBasis,
+     .doc = "rotations by what queries and attention's outputs hold, all channels alike: for codes",
+     .paper = kOscarPaper,
+     .keys = kSpectralKeys,
+     .read = ReadSpectral,
+     .check = CheckBasis,
+     .analysis = &kSpectralMethod},
     {.name = "svd-online",
      .axis = kBasis,
      .doc = "an SVD of each prompt where it ends: the papers' strawman",

@@ -32,6 +32,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"fdc", "fdc(rate=0.5,ranks=adaptive,round=16,whiten=on,sink=4)"},
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=1,whiten=on,sink=4)"},
       {"eigen", "eigen(rate=0.5,ranks=adaptive,round=16,sink=4)"},
+      {"spectral", "spectral(heads=shared,centre=auto,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,sink=4)"},
       {"lathe",
        "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,heads=auto,bits=auto,"
@@ -89,6 +90,20 @@ TEST(Spec, ExpandsPresetsToTheirCompositions) {
   EXPECT_EQ(Resolved("kvq-f(bits=2,ranks=uniform,sink=1)"),
             "fdc(rate=0.5,ranks=uniform,round=16,whiten=on,sink=1)+"
             "kvquant(bits=2,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=1)");
+}
+
+// The shares, the group and the open positions are those of the published configuration.
+TEST(Spec, OscarIsItsRotationsAndClippedCodes) {
+  EXPECT_EQ(Resolved("oscar"),
+            "spectral(heads=shared,centre=auto,sink=64)+token(bits=2,group=128,hadamard=off,key_"
+            "clip=0.96,"
+            "value_clip=0.92,run=512,buffer=64,newest=256,sink=64)");
+  EXPECT_EQ(Resolved("oscar(bits=4,heads=own,key_clip=1,newest=32,sink=4)"),
+            "spectral(heads=own,centre=auto,sink=4)+token(bits=4,group=128,hadamard=off,key_clip=1,"
+            "value_clip=0.92,run=512,buffer=64,newest=32,sink=4)");
+  EXPECT_EQ(Spec::Parse("token(value_clip=0.5)")->quantizer_as<TokenOptions>()->value_clip, 0.5);
+  EXPECT_EQ(Spec::Parse("token(value_clip=0.5)")->quantizer_as<TokenOptions>()->key_clip, 1);
+  EXPECT_NE(ErrorOf("token(key_clip=0)").find("key_clip"), std::string::npos);
 }
 
 TEST(Spec, EvictAndRotatePresetsRemoveTheRateTogether) {

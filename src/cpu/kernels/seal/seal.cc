@@ -21,6 +21,8 @@ namespace {
 bool IsValidSide(const PackedSide& side, bool is_key) {
   const bool has_bits = side.bits == 2 || side.bits == 3 || side.bits == 4 || side.bits == 8;
   if (!has_bits || side.group < 0 || side.group % 16 != 0) return false;
+  const bool may_clip = side.sharing == ScaleSharing::kToken && !side.is_symmetric;
+  if (side.clip <= 0 || side.clip > 1 || (side.clip < 1 && !may_clip)) return false;
   switch (side.sharing) {
     case ScaleSharing::kChannel:
       return is_key && !side.is_symmetric &&

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/kernels/seal/seal_clip.h"
 #include "cpu/kernels/seal/seal_codebook.h"
 #include "cpu/kernels/seal/seal_exact.h"
 
@@ -85,6 +86,7 @@ bool MeasureKeys(const HeadRun& run, const KeyGroups& groups, int block_idx, Sea
     run.kernels->extend_ranges(ws->x, grid, groups.group / 16, ws->low, ws->high);
   } else {
     run.kernels->extend_token_ranges(ws->x, grid, groups.group / 2, ws->low, ws->high);
+    ClipTokenRanges(run.shape.k, /*is_key=*/true, run.shape.rank_k, groups.n_groups, ws);
   }
   return true;
 }
@@ -146,6 +148,7 @@ bool ScaleValues(const HeadRun& run, int group, int block_idx, SealWorkspace* ws
   ResetRanges(int64_t{n_groups} * kBlockSize, ws);
   SetValueEntries(run, block_idx, kNoValue, ws->x);
   run.kernels->extend_ranges(ws->x, ValueGrid(s.rank_v), group / 16, ws->low, ws->high);
+  ClipTokenRanges(s.v, /*is_key=*/false, s.rank_v, n_groups, ws);
   RoundScales(run, s.v, n_groups, kBlockSize,
               run.head().packed[block_idx] + ValueTokenScaleOffset(s), ws);
   if (s.n_value_entries() > 0) ExpandValues(run, block_idx, ws);

@@ -126,6 +126,36 @@ TEST_P(SealTest, ExactEntriesOfOneLane) {
   }
 }
 
+PackedSide Clipped(PackedSide side, double share) {
+  side.clip = share;
+  return side;
+}
+
+// Ranges of clipped rows, whose groups are the row or parts of it, beside exact entries, which do
+// not count, and repairs.
+TEST_P(SealTest, ClippedRows) {
+  ThreadPool pool(2);
+  for (const PackedFormat& format :
+       {Uniform(Clipped(Token(2, 128), 0.96), Clipped(Token(2, 128), 0.92)),
+        Uniform(Clipped(Token(3, 16), 0.5), Token(4, 48)),
+        Uniform(Clipped(Token(2, 0), 0.999), Clipped(Token(8, 32), 0.01), 2, 2, 0.05)}) {
+    for (int data = 0; data < static_cast<int>(Data::kLast); ++data) {
+      for (DType row_type : {DType::kBf16, DType::kF32}) {
+        SCOPED_TRACE(fmt::format("bits {} data {} rows {}", KeySide(format.codec).bits, data,
+                                 DTypeName(row_type)));
+        const auto& ranks = Heads()[data % Heads().size()];
+        Layer layer(format, row_type, DrawHeads(static_cast<Data>(data), ranks, 2, row_type, 5), 2,
+                    true);
+        Sealer sealer(format, row_type, 1, &pool, GetParam());
+        const SealJob job = layer.Job(7);
+        ASSERT_TRUE(sealer.Run({&job, 1}).ok());
+        ExpectSealed(layer.Ref(), layer);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 struct ErrorStats {
   double max = 0, mean = 0, relative = 0;  // the last: Frobenius
 };

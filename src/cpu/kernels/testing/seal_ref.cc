@@ -100,14 +100,29 @@ void EncodeKeys(const Codebook& codebook, const std::vector<float>& scales, Matr
   }
 }
 
-// Scale and minimum of the elements `group`, and their codes.
-Scale QuantiseGroup(const PackedSide& side, const Elements& group) {
+// The magnitude at which the row of a token is clipped: sorted, that of index floor(share * n) of
+// its n elements, or the last. Infinite where all are exact entries.
+float ClipOfRow(const Matrix& m, int token, double share) {
+  std::vector<float> magnitudes;
+  for (int c = 0; c < m.rank; ++c) {
+    if (!m.is_exact[m.at(token, c)]) magnitudes.push_back(std::fabs(m.x[m.at(token, c)]));
+  }
+  if (magnitudes.empty()) return std::numeric_limits<float>::infinity();
+  std::sort(magnitudes.begin(), magnitudes.end());
+  const auto index = static_cast<size_t>(share * static_cast<double>(magnitudes.size()));
+  return magnitudes[std::min(index, magnitudes.size() - 1)];
+}
+
+// Scale and minimum of the elements `group`, clipped to +-clip, and their codes.
+Scale QuantiseGroup(const PackedSide& side, const Elements& group,
+                    float clip = std::numeric_limits<float>::infinity()) {
   bool is_empty = true;
   float low = 0, high = 0;
   for (const auto& [m, i] : group) {
     if (m->is_exact[i]) continue;
-    low = is_empty ? m->x[i] : std::min(low, m->x[i]);
-    high = is_empty ? m->x[i] : std::max(high, m->x[i]);
+    const float x = std::clamp(m->x[i], -clip, clip);
+    low = is_empty ? x : std::min(low, x);
+    high = is_empty ? x : std::max(high, x);
     is_empty = false;
   }
   if (low == 0) low = 0;  // not -0
@@ -270,8 +285,9 @@ void AppendTokenScales(Matrix* m, const PackedSide& side, int block, std::vector
       for (int c = first; c < std::min(first + group, m->rank); ++c) {
         elements.push_back({m, m->at(t, c)});
       }
-      scales.push_back(side.table != nullptr ? EncodeByTable(*side.table, elements)
-                                             : QuantiseGroup(side, elements));
+      scales.push_back(side.table != nullptr
+                           ? EncodeByTable(*side.table, elements)
+                           : QuantiseGroup(side, elements, ClipOfRow(*m, t, side.clip)));
     }
     for (const Scale& s : scales) {
       if (side.table != nullptr) {
