@@ -131,6 +131,16 @@ void QuantizeByTable(const std::vector<double>& table, int group, const std::vec
   }
 }
 
+// Clamps a row to the magnitude at place floor(share n) of its n magnitudes in ascending order.
+void ClipRow(double share, const std::vector<Cell>& row) {
+  std::vector<double> magnitudes;
+  for (const Cell cell : row) magnitudes.push_back(std::abs(*cell));
+  std::sort(magnitudes.begin(), magnitudes.end());
+  const auto place = static_cast<size_t>(share * static_cast<double>(row.size()));
+  const double most = magnitudes[std::min(place, row.size() - 1)];
+  for (const Cell cell : row) *cell = std::clamp(*cell, -most, most);
+}
+
 void SealKeys(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys) {
   const size_t rank = keys[run.begin].size();
   std::vector<std::vector<bool>> exact;  // [channel][position in the run]
@@ -160,6 +170,7 @@ void SealKeys(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys) {
     }
     std::vector<bool> exact_row;
     for (size_t r = 0; r < rank; ++r) exact_row.push_back(exact[r][t - run.begin]);
+    ClipRow(q.key_clip, Row(keys, t));
     QuantizeLine(Row(keys, t), exact_row, q.group, q.bits);
   }
 }
@@ -189,6 +200,7 @@ void SealValues(const ReferenceQuantizer& q, size_t position, std::vector<Matrix
     } else if (q.name == "table") {
       QuantizeByTable(q.table, q.group, row);
     } else {
+      ClipRow(q.value_clip, row);
       QuantizeLine(row, exact_row, q.group, q.bits);
     }
   }

@@ -27,7 +27,8 @@ struct ReferenceQuantizer {
   int n_prompt = 0;
   int n_sink = 0;
   double sparse_share = 0;
-  std::vector<double> table;  // table: what each code stands for under a scale of 1
+  double key_clip = 1, value_clip = 1;  // token: rows of a head are clipped to this quantile of |x|
+  std::vector<double> table;            // table: what each code stands for under a scale of 1
   // Runs of the prompt with more than half of their rows in this share of its n_prompt_tokens, the
   // newest, come back whole; negative: none.
   double whole_share = -1;
