@@ -174,7 +174,9 @@ Status CheckResident(const Spec& spec) {
     cause = "kvquant learns its codebooks for one choice of ranks; take another quantizer";
   }
   if (spec.quantizer() != nullptr && MixesChannels(*spec.quantizer())) {
-    cause = "hadamard=on mixes the dimensions of one choice of ranks";
+    cause = spec.quantizer_as<TurboquantOptions>() == nullptr
+                ? "hadamard=on mixes the dimensions of one choice of ranks"
+                : "turboquant mixes the dimensions of one choice of ranks";
   }
   if (cause == nullptr) return OkStatus();
   return Error(kRefused, "--kv '{}': resident=full: {}", spec.text(), cause);
