@@ -46,7 +46,37 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
 const std::vector<double> kE2m1 = {0,    0.5,  1,  1.5,  2,  3,  4,  6,
                                    -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
 
+// The levels of a normal number that lose least, in steps.
+const testing::ReferenceLevels kSphere1 = {{64}, 0.797884561 / 64};
+const testing::ReferenceLevels kSphere2 = {{27, 90}, 1.510417609 / 90};
+const testing::ReferenceLevels kSphere3 = {{10, 31, 55, 88}, 2.151945705 / 88};
+const testing::ReferenceLevels kSphere4 = {{5, 16, 27, 39, 52, 67, 86, 113}, 2.732589571 / 113};
+
 const Case kCases[] = {
+    {"turboquant(bits=4,run=64,sink=4)",
+     {.name = "sphere", .run = 64, .n_sink = 4, .sphere = {kSphere4, kSphere4}}},
+    {"turboquant(bits=3,value_bits=2,norms=plain,run=64,newest=20,sink=0)",
+     {.name = "sphere",
+      .run = 64,
+      .newest = 20,
+      .n_sink = 0,
+      .sphere = {kSphere3, kSphere2, false, false}}},
+    {"turboquant(bits=2,value_bits=3,run=prompt,buffer=128,sink=1)",
+     {.name = "sphere", .run = 0, .buffer = 128, .n_sink = 1, .sphere = {kSphere2, kSphere3}}},
+    {"turboquant(bits=4,value_bits=2,keys=product,run=64,sink=4)",
+     {.name = "sphere", .run = 64, .n_sink = 4, .sphere = {kSphere3, kSphere2, true}}},
+    {"turboquant(bits=3,keys=product,run=64,sink=0)",
+     {.name = "sphere", .run = 64, .n_sink = 0, .sphere = {kSphere2, kSphere3, true}}},
+    {"turboquant(bits=2,value_bits=4,keys=product,norms=plain,run=128,sink=0)",
+     {.name = "sphere", .run = 128, .n_sink = 0, .sphere = {kSphere1, kSphere4, true, false}}},
+    {"palu+turboquant(bits=3,run=64,sink=4)",
+     {.name = "sphere", .run = 64, .n_sink = 4, .sphere = {kSphere3, kSphere3}},
+     Case::Basis::kLatents},
+    {"pool(n=2)+turboquant(bits=4,keys=product,run=64,sink=0)",
+     {.name = "sphere", .run = 64, .n_sink = 0, .sphere = {kSphere3, kSphere4, true}},
+     Case::Basis::kNone,
+     0,
+     2},
     {"kivi(bits=2,group=32,run=64,sink=4)",
      {.name = "kivi", .bits = 2, .group = 32, .run = 64, .n_sink = 4}},
     {"kivi(bits=2,group=32,run=64,newest=20,sink=4)",

@@ -168,6 +168,13 @@ void SealKeys(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys) {
       QuantizeByTable(q.table, q.group, Row(keys, t));
       continue;
     }
+    if (q.name == "sphere") {
+      const std::vector<double> whole = keys[t];
+      const bool has_signs = q.sphere.keys_have_signs;
+      CodeBySphere(q.sphere.keys, q.sphere.corrects_norms && !has_signs, &keys[t]);
+      if (has_signs) AddSignsOfResidual(whole, &keys[t]);
+      continue;
+    }
     std::vector<bool> exact_row;
     for (size_t r = 0; r < rank; ++r) exact_row.push_back(exact[r][t - run.begin]);
     ClipRow(q.key_clip, Row(keys, t));
@@ -199,6 +206,8 @@ void SealValues(const ReferenceQuantizer& q, size_t position, std::vector<Matrix
       QuantizeByGgml(q.bits, row);
     } else if (q.name == "table") {
       QuantizeByTable(q.table, q.group, row);
+    } else if (q.name == "sphere") {
+      CodeBySphere(q.sphere.values, q.sphere.corrects_norms, &head[position]);
     } else {
       ClipRow(q.value_clip, row);
       QuantizeLine(row, exact_row, q.group, q.bits);

@@ -109,6 +109,8 @@ const SequenceCase kCases[] = {
     {"BasisGear", "fdc(rate=0.3)+gear(bits=4,run=128,share=0.1)", CaseBasis::kPlain},
     {"GearOfPrompt", "fdc(rate=0.3)+gear(bits=2,run=prompt,share=0.2)", CaseBasis::kPlain},
     {"Int8", "int8(sink=0)"},
+    {"Turboquant", "turboquant(bits=3,value_bits=2,run=64)", CaseBasis::kPlain},
+    {"TurboquantProduct", "turboquant(keys=product,run=64)", CaseBasis::kPlain},
     {"Kvquant", "kvquant(bits=3,run=64,sink=2)"},
     {"KvquantLowrank", "fdc(rate=0.3)+kvquant(outliers=0.1)+lowrank", CaseBasis::kPlain},
     {"WindowGear", "window(size=90)+gear(bits=4,run=64)"},

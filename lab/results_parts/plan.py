@@ -46,6 +46,7 @@ METHODS = ["none", *BASES, "eigen(rate=0.25)", "lathe(rate=0.25)", "lathe(rate=0
            "lathe(rate=0.25,heads=own)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
            "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
            "q8_0(newest=32)", "q4_0(newest=32)", "q4_0(hadamard=on,newest=32)", "kivi(bits=2,group=64,newest=32)",
+           *(f"turboquant(bits={bits},newest=32)" for bits in (4, 3, 2)), "turboquant(bits=4,keys=product,newest=32)",
            "kivi(bits=2,group=64,newest=32)+lowrank", "kivi(bits=2,group=64,newest=32)+sparse", "gear(bits=4,newest=32)",
            "gear(bits=2,newest=32)", "gear-l(bits=4,newest=32)", "gear-l(bits=2,newest=32)", "outlier-aware(bits=2,newest=32)",
            "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "kvquant-z(rate=0.25,newest=32)", "kvq-f(rate=0.25,newest=32)",

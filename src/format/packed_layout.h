@@ -8,10 +8,10 @@
 //   run record    of one head: scales per channel, factor B, exact entries of K
 //   layer record  of all heads: scales per token over all heads, exact entries of V
 // What a codec has of these is drawn in its folder: rows/, uniform/, codebook/, split_bits/,
-// rotated/, table_codes/. Behind it lie the repairs, which are the same for all codecs that have
-// codes. Factors are F16, and so are scales and minima unless the codec says otherwise. The
-// residual A B^T of a run is added to the values of all its elements. An exact entry adds what is
-// then still missing, rounded to Bf16.
+// rotated/, table_codes/, sphere_codes/. Behind it lie the repairs, which are the same for all
+// codecs that have codes. Factors are F16, and so are scales and minima unless the codec says
+// otherwise. The residual A B^T of a run is added to the values of all its elements. An exact entry
+// adds what is then still missing, rounded to Bf16.
 //
 // Exact entries lie in lanes. A lane of K is a token, and its entries have places that are
 // channels; a lane of V is a channel, and its entries have places that are tokens. The block counts
@@ -30,6 +30,7 @@
 #include "format/codes/code_side.h"
 #include "format/rotated/rotated_layout.h"
 #include "format/rows/block_layout.h"
+#include "format/sphere_codes/sphere_codes.h"
 #include "format/split_bits/coded_rows.h"
 #include "format/split_bits/split_bits_layout.h"
 #include "format/table_codes/code_table.h"
@@ -54,8 +55,8 @@ constexpr CodecFacts FactsOf(const RowsCodec& /*codec*/) {
 }
 
 // What sealed rows become. The struct of a codec has what is the same in all of a cache.
-using Codec =
-    std::variant<RowsCodec, UniformCodec, CodebookCodec, SplitBitsCodec, RotatedCodec, TableCodec>;
+using Codec = std::variant<RowsCodec, UniformCodec, CodebookCodec, SplitBitsCodec, RotatedCodec,
+                           TableCodec, SphereCodec>;
 // What a codec keeps of each KV head, besides the shape of its rows: nothing, or how its channels
 // or ranks are split. CacheLayout has one for each head, and the alternative is that of its codec.
 using HeadStorage = std::variant<std::monostate, HeadBits, RotatedRanks>;

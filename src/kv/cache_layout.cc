@@ -123,6 +123,9 @@ std::monostate StorageOf(const CodebookCodec& /*codec*/, const HeadRanks& /*rank
 std::monostate StorageOf(const TableCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
   return {};
 }
+std::monostate StorageOf(const SphereCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
+  return {};
+}
 HeadBits StorageOf(const SplitBitsCodec& /*codec*/, const HeadRanks& ranks, int /*head_dim*/) {
   return ranks.bits;
 }

@@ -177,7 +177,18 @@ Status CachePlanner::AddBasis(const Spec& spec, std::optional<double> rate, Plan
   if (!parts->basis.has_value()) {
     parts->basis = IdentityBasis(model_.n_layers, model_.n_kv_heads, model_.head_dim);
   }
-  MixByHadamard(&*parts->basis);
+  switch (MixingRuleOf(*spec.quantizer())) {
+    case MixingRule::kWhole:
+      MixByHadamard(&*parts->basis);
+      break;
+    case MixingRule::kGgml:
+      MixAsGgml(&*parts->basis);
+      break;
+    case MixingRule::kSigned:
+      FlipSigns(&*parts->basis);
+      MixByHadamard(&*parts->basis);
+      break;
+  }
   return OkStatus();
 }
 

@@ -58,6 +58,7 @@ constexpr const char* kCachesOfOneHead[] = {
     "q8_0",
     "q4_0",
     "mxfp4",
+    "turboquant(bits=3)",
     "h2o(keep=0.5)+kivi(bits=4)",
     "window(size=100)+kivi",
     "pool(n=2)+kivi(bits=4)",

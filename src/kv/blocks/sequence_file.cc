@@ -118,6 +118,7 @@ HeadStorage StorageOf(const RowsCodec& /*codec*/, const HeadNumbers& /*head*/) {
 HeadStorage StorageOf(const UniformCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const CodebookCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const TableCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
+HeadStorage StorageOf(const SphereCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const SplitBitsCodec& /*codec*/, const HeadNumbers& head) {
   return head.bits;
 }

@@ -28,6 +28,9 @@ PackedFormat FormatOf(const KiviOptions& options);
 // KVQuant (arXiv 2401.18079; docs/methods/kvquant.md): codebooks per layer, K with ranges of the
 // model per channel, V with ranges per token over all heads, outliers kept exactly.
 PackedFormat FormatOf(const KvquantOptions& options, bool keys_before_rope);
+// TurboQuant (arXiv 2504.19874; docs/methods/turboquant.md): codes of levels of a normal number
+// under a scale per token and head; of K with signs of residuals, if asked for.
+PackedFormat FormatOf(const TurboquantOptions& options);
 inline PackedFormat FormatOf(const FixedCodesOptions& options) { return options.format; }
 
 }  // namespace kvlathe

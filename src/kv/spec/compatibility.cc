@@ -174,7 +174,9 @@ Status CheckResident(const Spec& spec) {
     cause = "kvquant learns its codebooks for one choice of ranks; take another quantizer";
   }
   if (spec.quantizer() != nullptr && MixesChannels(*spec.quantizer())) {
-    cause = "hadamard=on mixes the dimensions of one choice of ranks";
+    cause = spec.quantizer_as<TurboquantOptions>() == nullptr
+                ? "hadamard=on mixes the dimensions of one choice of ranks"
+                : "turboquant mixes the dimensions of one choice of ranks";
   }
   if (cause == nullptr) return OkStatus();
   return Error(kRefused, "--kv '{}': resident=full: {}", spec.text(), cause);
@@ -254,6 +256,22 @@ Status CheckKvquant(const Spec& spec) {
 }
 
 // A part of the prompt has factors where the prompt is more than one run.
+Status CheckTurboquant(const Spec& spec) {
+  if (spec.lowrank() != nullptr || spec.sparse() != nullptr) {
+    return Error(kRefused,
+                 "--kv '{}': a random rotation leaves what codes lose no large entries and no few "
+                 "directions that {} could hold; leave it out, or take kivi or token",
+                 spec.text(), spec.NameOf(Axis::kResidual));
+  }
+  if (spec.quantizer_as<TurboquantOptions>()->keys_have_signs && spec.basis() != nullptr) {
+    return Error(kRefused,
+                 "--kv '{}': keys=product estimates products with whole keys, and {} stores them "
+                 "otherwise; leave out one of the two",
+                 spec.text(), spec.NameOf(Axis::kBasis));
+  }
+  return OkStatus();
+}
+
 Status CheckLowrank(const Spec& spec) {
   if (spec.lowrank()->repaired_share == 1) return OkStatus();
   std::string_view cause;

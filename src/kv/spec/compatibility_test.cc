@@ -64,12 +64,19 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
   for (const char* text :
        {"fdc+dmc", "window+kivi", "window+kvquant", "pool+int8", "fdc+pool+kvquant",
         "lathe(ratio=4)+window", "lathe(ratio=4)+h2o+lowrank", "lathe(ratio=4)+dmc",
-        "dmc+gear(bits=2)", "fdc+dmc+q4_0"}) {
+        "dmc+gear(bits=2)", "fdc+dmc+q4_0", "fdc+h2o+turboquant", "dmc+turboquant(keys=product)"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
   }
   EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("dmc+gear(bits=4)")).message()),
               ::testing::AllOf(HasSubstr("kcvt gives a token of V one scale in all heads"),
                                HasSubstr("take kivi(bits=4,group=64)+lowrank+sparse, or")));
+  for (const char* text : {"turboquant+lowrank", "turboquant+sparse"}) {
+    EXPECT_THAT(std::string(CheckSupported(*Spec::Parse(text)).message()),
+                HasSubstr("a random rotation leaves"))
+        << text;
+  }
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("fdc+turboquant(keys=product)")).message()),
+              HasSubstr("keys=product estimates products with whole keys, and fdc"));
   EXPECT_TRUE(CheckSupported(*Spec::Parse("kvq-f")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+h2o+kvquant")).ok());
   EXPECT_EQ(CheckSupported(*Spec::Parse("h2o+kvquant")).code(), StatusCode::kInvalidArgument);

@@ -83,4 +83,13 @@ bool MixesChannels(const QuantizerStage& quantizer) {
       quantizer);
 }
 
+MixingRule MixingRuleOf(const QuantizerStage& quantizer) {
+  return std::visit(
+      [](const auto& options) {
+        if constexpr (requires { options.mixing_rule; }) return options.mixing_rule;
+        return MixingRule::kWhole;
+      },
+      quantizer);
+}
+
 }  // namespace kvlathe

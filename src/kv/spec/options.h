@@ -204,18 +204,36 @@ struct KvquantOptions {
   RunOptions runs;
   friend bool operator==(const KvquantOptions&, const KvquantOptions&) = default;
 };
+// How channels are mixed by a Hadamard matrix where a quantizer mixes them (MixesChannels).
+enum class MixingRule : uint8_t {
+  kWhole,   // all of a head
+  kGgml,    // as llama.cpp does
+  kSigned,  // all of a head, some of which change their signs first
+};
+
+struct TurboquantOptions {
+  static constexpr bool mixes_channels = true;
+  static constexpr MixingRule mixing_rule = MixingRule::kSigned;
+  int key_bits = 4, value_bits = 4;
+  bool keys_have_signs = false;  // of the residuals; they count among key_bits
+  bool corrects_norms = true;
+  RunOptions runs;
+  friend bool operator==(const TurboquantOptions&, const TurboquantOptions&) = default;
+};
 // The options of int8, q8_0 and all other methods whose codes leave nothing to choose.
 struct FixedCodesOptions {
   PackedFormat format;
   bool mixes_channels = false;
+  MixingRule mixing_rule = MixingRule::kWhole;
   RunOptions runs;
   friend bool operator==(const FixedCodesOptions&, const FixedCodesOptions&) = default;
 };
-using QuantizerStage =
-    std::variant<TokenOptions, KcvtOptions, KiviOptions, KvquantOptions, FixedCodesOptions>;
+using QuantizerStage = std::variant<TokenOptions, KcvtOptions, KiviOptions, KvquantOptions,
+                                    FixedCodesOptions, TurboquantOptions>;
 
 const RunOptions& RunsOf(const QuantizerStage& quantizer);
 bool MixesChannels(const QuantizerStage& quantizer);
+MixingRule MixingRuleOf(const QuantizerStage& quantizer);
 
 // --- Residual ---
 

@@ -186,9 +186,21 @@ StageOptions ReadKvquant(const KeyValues& values) {
       .runs = ReadRuns(values)});
 }
 
-StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format) {
-  return QuantizerStage(FixedCodesOptions{
-      .format = format, .mixes_channels = ReadHadamard(values), .runs = ReadRuns(values)});
+StageOptions ReadTurboquant(const KeyValues& values) {
+  const int bits = values.Integer("bits");
+  return QuantizerStage(TurboquantOptions{
+      .key_bits = bits,
+      .value_bits = values.Is("value_bits", "same") ? bits : values.Integer("value_bits"),
+      .keys_have_signs = values.Is("keys", "product"),
+      .corrects_norms = values.Is("norms", "corrected"),
+      .runs = ReadRuns(values)});
+}
+
+StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format, MixingRule rule) {
+  return QuantizerStage(FixedCodesOptions{.format = format,
+                                          .mixes_channels = ReadHadamard(values),
+                                          .mixing_rule = rule,
+                                          .runs = ReadRuns(values)});
 }
 
 StageOptions ReadLowrank(const KeyValues& values) {

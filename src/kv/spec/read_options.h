@@ -25,11 +25,12 @@ StageOptions ReadToken(const KeyValues& values);
 StageOptions ReadKcvt(const KeyValues& values);
 StageOptions ReadKivi(const KeyValues& values);
 StageOptions ReadKvquant(const KeyValues& values);
-StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format);
+StageOptions ReadTurboquant(const KeyValues& values);
+StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format, MixingRule rule);
 // The `read` of a quantizer whose codes leave nothing to choose.
-template <PackedFormat (*kFormat)()>
+template <PackedFormat (*kFormat)(), MixingRule kRule = MixingRule::kWhole>
 StageOptions ReadFixed(const KeyValues& values) {
-  return ReadFixedCodes(values, kFormat());
+  return ReadFixedCodes(values, kFormat(), kRule);
 }
 StageOptions ReadLowrank(const KeyValues& values);
 StageOptions ReadSparse(const KeyValues& values);

@@ -256,6 +256,26 @@ constexpr KeyInfo kQnorm = {.name = "qnorm",
                             .choices = "auto|on|off"};
 constexpr const KeyInfo* kKvquantKeys[] = {&kKvquantBits, &kAccuracy, &kOutliers, &kQnorm,
                                            &kRun,         &kBuffer,   &kNewest,   &kSink};
+constexpr KeyInfo kSphereBits =
+    WithDoc(Bits("2|3|4", "4"), "bits of a code, of keys and of values");
+constexpr KeyInfo kValueBits = {.name = "value_bits",
+                                .doc = "bits of a code of values, where they differ from keys'",
+                                .default_text = "same",
+                                .choices = "same|2|3|4"};
+constexpr KeyInfo kEstimator = {
+    .name = "keys",
+    .doc =
+        "what codes of keys keep: least squared errors, or products without bias, for which a "
+        "bit is the sign of a residual",
+    .default_text = "mse",
+    .choices = "mse|product"};
+constexpr KeyInfo kNorms = {
+    .name = "norms",
+    .doc = "what codes without signs stand for: rows of the length that they had, or as they are",
+    .default_text = "corrected",
+    .choices = "corrected|plain"};
+constexpr const KeyInfo* kTurboquantKeys[] = {&kSphereBits, &kValueBits, &kEstimator, &kNorms,
+                                              &kRun,        &kBuffer,    &kNewest,    &kSink};
 constexpr const KeyInfo* kInt8Keys[] = {&kHadamard, &kRun, &kBuffer, &kNewest, &kSink};
 
 // --- residual ---
@@ -445,6 +465,13 @@ constexpr StageInfo kStages[] = {
      .check = CheckKvquant,
      .ladders = kBitsLadder,
      .tuned = kKvquantForms},
+    {.name = "turboquant",
+     .axis = kQuantizer,
+     .doc = "levels of a normal number in a random rotation, a scale per token and KV head",
+     .paper = "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate",
+     .keys = kTurboquantKeys,
+     .read = ReadTurboquant,
+     .check = CheckTurboquant},
     {.name = "int8",
      .axis = kQuantizer,
      .doc = "8 bits, one scale per token and KV head",
@@ -457,13 +484,13 @@ constexpr StageInfo kStages[] = {
      .doc = "8 bits, one scale for 32 channels of a token",
      .paper = "llama.cpp",
      .keys = kInt8Keys,
-     .read = ReadFixed<Q8Format>},
+     .read = ReadFixed<Q8Format, MixingRule::kGgml>},
     {.name = "q4_0",
      .axis = kQuantizer,
      .doc = "4 bits, one scale for 32 channels of a token",
      .paper = "llama.cpp",
      .keys = kInt8Keys,
-     .read = ReadFixed<Q4Format>},
+     .read = ReadFixed<Q4Format, MixingRule::kGgml>},
     {.name = "mxfp4",
      .axis = kQuantizer,
      .doc = "4-bit floats (E2M1) under one power of two for 32 channels of a token",

@@ -53,6 +53,9 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"kcvt", "kcvt(bits=4,run=512,buffer=64,newest=0,sink=4)"},
       {"kivi", "kivi(bits=2,group=32,run=512,buffer=64,newest=0,sink=4)"},
       {"kvquant", "kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=4)"},
+      {"turboquant",
+       "turboquant(bits=4,value_bits=same,keys=mse,norms=corrected,run=512,buffer=64,newest=0,"
+       "sink=4)"},
       {"int8", "int8(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
       {"q8_0", "q8_0(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
       {"q4_0", "q4_0(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
@@ -152,6 +155,7 @@ TEST(Spec, ResidentIsRefusedWhereRowsHangOnRanks) {
         std::pair("lathe(keys=block,resident=full)", "keys=block"),
         std::pair("lathe(ratio=4,resident=full)", "ratio"),
         std::pair("zack(resident=full)+kvquant", "kvquant"),
+        std::pair("zack(resident=full)+turboquant", "turboquant"),
         std::pair("fdc(resident=full)+int8(hadamard=on)", "hadamard=on")}) {
     const Status status = CheckSupported(*Spec::Parse(text));
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;

@@ -7,6 +7,7 @@
 #include "cpu/kernels/attend/exact_entries.h"
 #include "cpu/kernels/attend/line_reader_lanes.h"
 #include "cpu/kernels/lanes.h"
+#include "format/sphere_codes/residual_signs.h"
 
 namespace kvlathe {
 namespace {
@@ -56,15 +57,27 @@ void ReadChannelScales(const PackedSideView& side, int block_idx, ScaleTable* ta
   }
 }
 
-// Reads the scales of a table, a byte each, in units of its numbers.
+// Reads the scales of a group of a table, a byte each or of norms.
+KVL_LANES void ReadGroupScales(const PackedSideView& side, const std::byte* block, int group,
+                               float* to) {
+  if (side.has_norms) {
+    const auto* const from = reinterpret_cast<const F16*>(block + side.scales);
+    return WidenF16(from + group * kBlockSize, kBlockSize, to);
+  }
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(block + side.scales);
+  for (int t = 0; t < kBlockSize; ++t) to[t] = TableScale(bytes[group * kBlockSize + t]);
+}
+
+// Reads the scales of a table in units of its numbers.
 template <SideKind kKind>
 void ReadTableScales(const PackedSideView& side, const std::byte* block, ScaleTable* table) {
-  const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.scales);
-  for (int group = 0; group < side.n_groups; ++group, bytes += kBlockSize) {
+  for (int group = 0; group < side.n_groups; ++group) {
     float* const scales = table->scales + group * ScaleTable::kTokenStep;
     float* const minima = table->minima + group * ScaleTable::kTokenStep;
+    float of_group[kBlockSize];
+    ReadGroupScales(side, block, group, of_group);
     for (int t = 0; t < kBlockSize; ++t) {
-      const float scale = TableScale(bytes[t]) * side.table_unit;
+      const float scale = of_group[t] * side.table_unit;
       if constexpr (kKind == SideKind::kValue) {
         scales[t] = scale;
       } else {
@@ -197,11 +210,11 @@ void ExpandCodes(const PackedSideView& side, const std::byte* codes, const Scale
 }
 
 // Does the same with codes of a table.
-template <SideKind kKind>
+template <int kBits, SideKind kKind>
 void ExpandTableCodes(const PackedSideView& side, const std::byte* codes, const ScaleTable& table,
                       float* out) {
-  const TableReader reader(side.numbers);
-  constexpr int kLines = TableReader::kLines;
+  const TableReader<kBits> reader(side.numbers);
+  constexpr int kLines = TableReader<kBits>::kLines;
   LinePlace begin = {0, 0};
   for (int group = 0; group < 2 * side.rank / kLines; ++group) {
     Unroll<kLines>([&](auto line) KVL_PART {
@@ -216,7 +229,7 @@ void ExpandTableCodes(const PackedSideView& side, const std::byte* codes, const 
               LastWordsToFloats(numbers) * ScalesOf<kKind>(table, table.scales, place, v + 1));
       }
     });
-    codes += TableReader::kBytes;
+    codes += TableReader<kBits>::kBytes;
     begin = NextGroup<kKind, kLines>(begin, side.rank);
   }
 }
@@ -224,7 +237,11 @@ void ExpandTableCodes(const PackedSideView& side, const std::byte* codes, const 
 template <SideKind kKind>
 void ExpandCodesOfAnyWidth(const PackedSideView& side, const std::byte* codes,
                            const ScaleTable& table, float* out) {
-  if (side.numbers != nullptr) return ExpandTableCodes<kKind>(side, codes, table, out);
+  if (side.numbers != nullptr) {
+    if (side.bits == 2) return ExpandTableCodes<2, kKind>(side, codes, table, out);
+    if (side.bits == 3) return ExpandTableCodes<3, kKind>(side, codes, table, out);
+    return ExpandTableCodes<4, kKind>(side, codes, table, out);
+  }
   switch (side.bits) {
     case 2:
       return ExpandCodes<2, kKind>(side, codes, table, out);
@@ -326,6 +343,14 @@ KVL_LANES void CopyToValues(int rank, const float* k, float* v) {
   }
 }
 
+// Adds what the signs of codes of K say of its residuals.
+KVL_LANES void AddSigns(const PackedSideView& side, const std::byte* block, int block_idx,
+                        float* keys) {
+  alignas(64) float signs[kBlockSize * kMaxPackedRank];
+  ExpandSide<SideKind::kKeyByToken>(SignsOf(side), 0, block, block_idx, signs);
+  AddResiduals(side.rank, signs, keys);
+}
+
 // Does what ExpandPackedBlock does.
 KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                                  float* values) {
@@ -347,6 +372,7 @@ KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* bloc
     ExpandSide<SideKind::kKeyByChannel>(run.k, run.lowrank, block, block_idx, values);
   } else {
     ExpandSide<SideKind::kKeyByToken>(run.k, run.lowrank, block, block_idx, values);
+    if (run.k.signs != nullptr) AddSigns(run.k, block, block_idx, values);
   }
   ExpandSide<SideKind::kValue>(run.v, run.lowrank, block, block_idx, of_v);
 }

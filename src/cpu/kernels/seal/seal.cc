@@ -12,6 +12,7 @@
 #include "cpu/kernels/seal/seal_exact.h"
 #include "cpu/kernels/seal/seal_kernels.h"
 #include "cpu/kernels/seal/seal_lowrank.h"
+#include "cpu/kernels/seal/seal_sphere.h"
 #include "cpu/kernels/seal/seal_split.h"
 #include "cpu/kernels/seal/seal_workspace.h"
 
@@ -69,6 +70,21 @@ struct TableNumbers {
   static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) { return SealKeys(run, ws); }
   static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) { return SealValues(run, ws); }
 };
+struct SphereLevels {
+  const SphereCodec& codec;
+  bool IsValid(const PackedFormat& format) const {
+    const auto has_table = [](int bits) { return bits >= 2 && bits <= kMostNormalBits; };
+    return has_table(codec.key_bits) && has_table(codec.value_bits) && format.sparse_share == 0 &&
+           format.prompt_rank == 0 && format.decode_rank == 0;
+  }
+  static bool IsValidHead(const PackedShape& shape) { return EvenSteps::IsValidHead(shape); }
+  static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) {
+    return SealSphereSide(run, /*is_key=*/true, ws);
+  }
+  static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) {
+    return SealSphereSide(run, /*is_key=*/false, ws);
+  }
+};
 struct Codebooks {
   const CodebookCodec& codec;
   bool IsValid(const PackedFormat& /*format*/) const { return codec.bits >= 2 && codec.bits <= 4; }
@@ -102,6 +118,7 @@ struct NotSealedHere {
 
 EvenSteps WayOf(const UniformCodec& codec) { return {codec}; }
 TableNumbers WayOf(const TableCodec& codec) { return {codec}; }
+SphereLevels WayOf(const SphereCodec& codec) { return {codec}; }
 Codebooks WayOf(const CodebookCodec& codec) { return {codec}; }
 SplitCodes WayOf(const SplitBitsCodec& codec) { return {codec}; }
 NotSealedHere WayOf(const RowsCodec& /*codec*/) { return {}; }
@@ -219,6 +236,7 @@ SealSizes Sealer::State::Sizes() const {
     if (s.key_outliers() > 0) {
       sizes.column_keys = std::max<int64_t>(sizes.column_keys, s.n_tokens());
     }
+    if (s.k.has_norms) sizes.residual_words = std::max(sizes.residual_words, kBlockSize * rank);
     if (s.k.has_codebook) {
       sizes.quotients = std::max(sizes.quotients, s.n_key_entries() > 0 ? s.n_tokens() * rank : 0);
     }

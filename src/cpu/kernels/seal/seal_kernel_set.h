@@ -458,7 +458,7 @@ class Quantiser {
   const Floats lowest_, highest_;
 };
 
-// Makes codes of a table, 4 bits each. The number of boundaries below a quotient chooses its code.
+// Makes codes of a table. The number of boundaries below a quotient chooses its code.
 template <typename Scales>
 class TableQuantiser {
  public:
@@ -500,16 +500,20 @@ void QuantiseBits(const QuantiseParams& p) {
   }
 }
 
+template <int kBits>
 void QuantiseByTable(const QuantiseParams& p) {
   if (p.by_pairs) {
-    PackLines<4>(p, TableQuantiser<ScalesByPair>(p));
+    PackLines<kBits>(p, TableQuantiser<ScalesByPair>(p));
   } else {
-    PackLines<4>(p, TableQuantiser<ScalesByWord>(p));
+    PackLines<kBits>(p, TableQuantiser<ScalesByWord>(p));
   }
 }
 
 void Quantise(const QuantiseParams& p) {
-  if (p.steps != nullptr) return QuantiseByTable(p);
+  if (p.steps != nullptr) {
+    if (p.bits == 2) return QuantiseByTable<2>(p);
+    return p.bits == 3 ? QuantiseByTable<3>(p) : QuantiseByTable<4>(p);
+  }
   switch (p.bits) {
     case 1:
       return QuantiseBits<1>(p);

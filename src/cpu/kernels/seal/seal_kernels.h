@@ -55,7 +55,7 @@ struct QuantiseParams {
   bool is_key;
   int bits;
   bool is_symmetric;
-  const TableSteps* steps;  // set for codes of a table; null: even steps
+  const TableSteps* steps;  // set for codes of a table, of 2 to 4 bits; null: even steps
   // Whether scales and minima go by pairs. Then they are [groups][2 * n_pairs], where a group is
   // `group` lines of a pair. Otherwise (K per token) they are [groups][4 lines][32 words], where a
   // group is `group` pairs.

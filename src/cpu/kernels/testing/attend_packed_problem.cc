@@ -33,7 +33,9 @@ int LinesOf(int bits) { return bits == 2 || bits == 3 ? 8 : bits == 4 ? 4 : 2; }
 int GroupCount(int n, int group) { return group == 0 ? 1 : (n + group - 1) / group; }
 
 // Bytes of a row of scales, one per token.
-int64_t TokenScales(const PackedSide& side) { return side.table != nullptr ? 64 : 128; }
+int64_t TokenScales(const PackedSide& side) {
+  return side.table != nullptr && !side.has_norms ? 64 : 128;
+}
 
 // The middle of the codes there are, as a number of codes.
 double Centre(const PackedSide& side) {
@@ -191,6 +193,9 @@ TestScale PackedProblem::RandomScale(const PackedSide& side) {
 
 TestScale PackedProblem::PutScale(TestRecord& to, int64_t offset, int64_t min_step,
                                   const PackedSide& side) {
+  if (side.has_norms) {
+    return {to.PutF16(offset, 0.2 + random.Uniform()) * side.table->unit, 0};
+  }
   if (side.table != nullptr) {
     const int exponent = -2 - static_cast<int>(random.Below(3));
     to.PutU8(offset, static_cast<uint8_t>(127 + exponent));
@@ -209,7 +214,7 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
   run.n_tokens = spec.n_blocks * 64;
   run.lowrank = spec.is_prompt ? c.format.prompt_rank : c.format.decode_rank;
   if (!spec.is_repaired) run.lowrank = 0;
-  const int v_parts = vs.is_symmetric ? 1 : 2, k_parts = ks.is_symmetric ? 1 : 2;
+  const int v_parts = vs.is_symmetric ? 1 : 2, k_parts = ScaleParts(ks);
   const int64_t token_scales = 64 * 2;  // bytes of a row of F16 per token
   run.v_begin = 64 * c.rank_k * ks.bits / 8;
   run.k_scales = run.v_begin + 64 * c.rank_v * vs.bits / 8;
@@ -256,6 +261,7 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
   run.layer_record = static_cast<int>(memory.size());
   NewBytes(layer_bytes);
   PutKeyCodes(run);
+  if (ks.has_signs) PutResiduals(run);
   PutValueCodes(run);
   if (key_outliers > 0) PutKeyOutliers(run, key_sparse);
   if (value_outliers > 0) PutValueOutliers(run, value_sparse);
@@ -296,6 +302,27 @@ void PackedProblem::PutKeyCodes(RunMemory& run) {
       if (run.first_entry + t < 0) continue;
       SetCode(k, k.At(run.first_entry + t, r), KeyCode(memory[run.blocks[t / 64]], side, t % 64, r),
               s, side, is_per_channel && !c.has_exact_scales);
+    }
+  }
+}
+
+// What signs add to keys: the sum over channels of sign times length times their row of Q D
+// (residual_signs.h), where the ranks are powers of two.
+void PackedProblem::PutResiduals(RunMemory& run) {
+  const PackedSide side = KeySide(c.format.codec);
+  for (int t = 0; t < run.n_tokens; ++t) {
+    TestRecord& block = memory[run.blocks[t / 64]];
+    const double length = block.PutF16(run.k_scales + 128 + t % 64 * 2, 0.1 + random.Uniform());
+    for (int r = 0; r < c.rank_k && run.first_entry + t >= 0; ++r) {
+      double sum = 0;
+      for (int i = 0; i < c.rank_k; ++i) {
+        const bool is_negative = KeyCode(block, side, t % 64, i) >> (side.bits - 1) != 0;
+        sum += (__builtin_popcount(i & r) % 2 == 1) != is_negative ? -1 : 1;
+      }
+      const int64_t at = k.At(run.first_entry + t, r);
+      const double added = sum * length / std::sqrt(c.rank_k);
+      k.values[at] += SignOfChannel(SphereRotation::kOfResiduals, r) * added;
+      k.parts[at] += length * std::sqrt(c.rank_k);
     }
   }
 }

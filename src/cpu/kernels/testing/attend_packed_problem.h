@@ -130,6 +130,7 @@ class PackedProblem {
 
   void AddRun(const RunSpec& spec, int first_block);
   void PutKeyCodes(RunMemory& run);
+  void PutResiduals(RunMemory& run);
   void PutValueCodes(RunMemory& run);
   void PutKeyOutliers(RunMemory& run, int64_t offset);
   void PutValueOutliers(RunMemory& run, int64_t offset);

@@ -187,6 +187,35 @@ Scale EncodeByTable(const CodeTable& table, const Elements& group) {
   return {static_cast<uint16_t>(exponent + 127), 0};
 }
 
+// The scale of the elements `group` under the levels of a normal number: codes are of the levels
+// nearest to what it takes on average, and then, where `corrects`, it is what gives the row its
+// length. Signs are not made here.
+Scale EncodeByLevels(const PackedSide& side, bool corrects, const Elements& group) {
+  const int n_codes = 1 << side.bits;
+  const double unit = side.table->unit, step = kNormalTables[side.bits - 1].step;
+  double squares = 0;
+  for (const auto& [m, i] : group) squares += static_cast<double>(m->x[i]) * m->x[i];
+  uint16_t bits =
+      F16BitsRef(static_cast<float>(std::sqrt(squares / std::ssize(group)) * (step / unit)));
+  const float of_number = bits == 0 ? 1 : F16ValueRef(bits) * side.table->unit;
+  double numbers = 0;
+  for (const auto& [m, i] : group) {
+    const double quotient = std::clamp(m->x[i] / of_number, -256.0f, 256.0f);
+    double nearest = std::numeric_limits<double>::infinity();
+    for (int code = 0; code < n_codes; ++code) {
+      const double distance = std::fabs(quotient - side.table->numbers[code]);
+      const bool is_tie = distance == nearest && code % 2 == 0;
+      if (distance > nearest || (distance == nearest && !is_tie)) continue;
+      nearest = distance;
+      m->code[i] = code;
+    }
+    m->number[i] = side.table->numbers[m->code[i]];
+    numbers += static_cast<double>(m->number[i]) * m->number[i];
+  }
+  if (corrects) bits = F16BitsRef(static_cast<float>(std::sqrt(squares / numbers) / unit));
+  return {bits, 0};
+}
+
 // Marks the n largest and then the n smallest of the rest; the first of equal ones.
 void MarkExact(const Elements& column, int n) {
   std::vector<int> order(column.size());
@@ -276,7 +305,9 @@ void AppendValueCodes(const Matrix& v, int block, int bits, std::vector<std::byt
 }
 
 // Scales of the tokens of one block: [groups][parts][64].
-void AppendTokenScales(Matrix* m, const PackedSide& side, int block, std::vector<std::byte>* to) {
+void AppendTokenScales(Matrix* m, const PackedFormat& format, const PackedSide& side, int block,
+                       std::vector<std::byte>* to) {
+  const auto* const sphere = std::get_if<SphereCodec>(&format.codec);
   const int group = side.group == 0 ? m->rank : side.group;
   for (int first = 0; first < m->rank; first += group) {
     std::vector<Scale> scales;
@@ -285,12 +316,16 @@ void AppendTokenScales(Matrix* m, const PackedSide& side, int block, std::vector
       for (int c = first; c < std::min(first + group, m->rank); ++c) {
         elements.push_back({m, m->at(t, c)});
       }
-      scales.push_back(side.table != nullptr
-                           ? EncodeByTable(*side.table, elements)
-                           : QuantiseGroup(side, elements, ClipOfRow(*m, t, side.clip)));
+      if (sphere != nullptr) {
+        scales.push_back(EncodeByLevels(side, sphere->corrects_norms, elements));
+      } else {
+        scales.push_back(side.table != nullptr
+                             ? EncodeByTable(*side.table, elements)
+                             : QuantiseGroup(side, elements, ClipOfRow(*m, t, side.clip)));
+      }
     }
     for (const Scale& s : scales) {
-      if (side.table != nullptr) {
+      if (side.table != nullptr && sphere == nullptr) {
         Append(static_cast<uint8_t>(s.scale_bits), to);
       } else {
         Append(s.scale_bits, to);
@@ -492,8 +527,8 @@ RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, bool layer_ha
   for (int b = 0; b < n_blocks; ++b) {
     RefObject block;
     std::vector<std::byte> scales;
-    if (k_side.sharing == ScaleSharing::kToken) AppendTokenScales(k, k_side, b, &scales);
-    if (v_side.sharing == ScaleSharing::kToken) AppendTokenScales(v, v_side, b, &scales);
+    if (k_side.sharing == ScaleSharing::kToken) AppendTokenScales(k, format, k_side, b, &scales);
+    if (v_side.sharing == ScaleSharing::kToken) AppendTokenScales(v, format, v_side, b, &scales);
     AppendKeyCodes(*k, b, k_side.bits, &block.bytes);
     AppendValueCodes(*v, b, v_side.bits, &block.bytes);
     block.bytes.insert(block.bytes.end(), scales.begin(), scales.end());

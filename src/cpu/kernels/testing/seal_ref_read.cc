@@ -17,6 +17,10 @@ float LoadF16(const std::byte* from, int64_t idx) { return F16ValueRef(LoadBits(
 // A value of a code: where the scale lies, and the minimum `stride` numbers behind it.
 float Dequantise(const PackedSide& side, uint8_t code, const std::byte* scales, int64_t idx,
                  int64_t stride) {
+  if (side.has_norms) {
+    return static_cast<float>(side.table->numbers[code]) *
+           (LoadF16(scales, idx) * side.table->unit);
+  }
   if (side.table != nullptr) {
     const double number = side.table->numbers[code];
     return static_cast<float>(

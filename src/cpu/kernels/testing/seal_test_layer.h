@@ -307,6 +307,14 @@ inline std::vector<Named> Formats() {
           {"kvquant_gear", Codebooks(2, 0.1, 3)}};
 }
 
+// What only the sealer of CPUs makes.
+inline std::vector<Named> SphereFormats() {
+  return {
+      {"sphere4", {SphereCodec{}}},
+      {"sphere3_2_plain", {SphereCodec{.key_bits = 3, .value_bits = 2, .corrects_norms = false}}},
+      {"sphere2_3", {SphereCodec{.key_bits = 2, .value_bits = 3}}}};
+}
+
 inline const std::vector<std::vector<Ranks>>& Heads() {
   static const std::vector<std::vector<Ranks>> heads = {
       {{128, 128}}, {{16, 48}, {80, 16}, {48, 128}}, {{80, 80}, {128, 48}}, {{48, 16}, {16, 16}}};
