@@ -23,6 +23,7 @@ StageOptions ReadDmc(const KeyValues& values);
 StageOptions ReadToken(const KeyValues& values);
 StageOptions ReadKcvt(const KeyValues& values);
 StageOptions ReadKivi(const KeyValues& values);
+StageOptions ReadKvarn(const KeyValues& values);
 StageOptions ReadKvquant(const KeyValues& values);
 StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format);
 // The `read` of a quantizer whose codes leave nothing to choose.

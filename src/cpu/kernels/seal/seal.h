@@ -8,6 +8,9 @@
 // scale = F16(x / -8) for the x with the largest |x| (the positive one of two), and code 0 stands
 // for -8 scale.
 //
+// Balanced steps (docs/methods/kvarn.md). A tile is divided by its balance (seal_balance.h) before
+// its groups get scales, minima and codes as above.
+//
 // Exact entries (docs/methods/gear.md). In K they are, of each channel, the key_outliers() largest
 // rows of the run and as many smallest ones. In V they are, of each token, the value_outliers()
 // largest and smallest values over the channels of all heads of the layer, heads in order. Of equal
