@@ -318,7 +318,6 @@ inline std::vector<Named> Formats() {
           {"table_g32", {TableCodec{&kUneven, 32}}},
           {"table_g16", {TableCodec{&kUneven, 16}}},
           {"gear_table_g48", {TableCodec{&kUneven, 48}, 4, 2, 0.05}},
-          {"kivi5_g64", Uniform(Channel(5, 64), Token(5, 32))},
           {"kvarn_k4v2", {BalancedCodec{4, 2, 128}}},
           {"kvarn_k5v3", {BalancedCodec{5, 3, 64}}},
           {"kvarn_k2v8", {BalancedCodec{2, 8, 128}}},
