@@ -111,6 +111,7 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
   for (const char* text :
        {"kivi(bits=2,run=64)", "fdc(rate=0.3)+gear(bits=4,run=128,share=0.1)", "int8(sink=0)",
+        "kvarn(run=128)", "fdc(rate=0.3)+kvarn(group=64,run=64,buffer=64)",
         "kvquant(bits=3,run=64,sink=2)", "fdc(rate=0.3)+kvquant(outliers=0.1)+lowrank",
         "fdc(rate=0.3)+gear(bits=2,run=prompt,share=0.2)", "gear(bits=2,run=64,recent=0.4)",
         "window(size=90)+gear(bits=4,run=64)"}) {

@@ -111,6 +111,7 @@ const SequenceCase kCases[] = {
     {"Int8", "int8(sink=0)"},
     {"Turboquant", "turboquant(bits=3,value_bits=2,run=64)", CaseBasis::kPlain},
     {"TurboquantProduct", "turboquant(keys=product,run=64)", CaseBasis::kPlain},
+    {"Kvarn", "kvarn(run=128)"},
     {"Kvquant", "kvquant(bits=3,run=64,sink=2)"},
     {"KvquantLowrank", "fdc(rate=0.3)+kvquant(outliers=0.1)+lowrank", CaseBasis::kPlain},
     {"WindowGear", "window(size=90)+gear(bits=4,run=64)"},
@@ -160,6 +161,7 @@ const SequenceCase kCases[] = {
     {"BasisDmc", "fdc(rate=0.3)+dmc(window=3,sink=0)", CaseBasis::kPlain},
     {"Pool", "pool(n=5,sink=2)"},
     {"PoolKivi", "pool(n=2)+kivi(bits=2,run=64)"},
+    {"TovaKvarn", "tova(budget=80,sink=0)+kvarn(group=64,buffer=64)"},
     {"DmcKivi", "dmc(sink=0)+kivi(bits=2)"},
     {"DmcGear", "fdc(rate=0.3)+dmc+gear(bits=2,share=0.2)", CaseBasis::kPlain},
 };

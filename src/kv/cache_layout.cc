@@ -117,6 +117,9 @@ std::monostate StorageOf(const RowsCodec& /*codec*/, const HeadRanks& /*ranks*/,
 std::monostate StorageOf(const UniformCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
   return {};
 }
+std::monostate StorageOf(const BalancedCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
+  return {};
+}
 std::monostate StorageOf(const CodebookCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
   return {};
 }

@@ -103,11 +103,27 @@ TEST(CudaSealerTest, ClippedRowsAreSealedOnTheCpu) {
   EXPECT_FALSE(sealer.Takes({.format = Uniform(Token(2, 64), clipped)}));
 }
 
+// Whether there are kernels; what balances tiles, the CPU computes.
+bool IsOfKernels(const PackedFormat& format) {
+  return !std::holds_alternative<BalancedCodec>(format.codec);
+}
+
+TEST(CudaSealerTest, LeavesToTheHostWhatItHasNoKernelFor) {
+  SealDevice device;
+  const CudaSealer sealer(device.stream(), device.memory(), device.residents());
+  for (const Named& named : Formats()) {
+    SealBatch batch;
+    batch.format = named.format;
+    EXPECT_EQ(sealer.Takes(batch), IsOfKernels(named.format)) << named.name;
+  }
+}
+
 TEST(CudaSealerTest, BytesAreThoseOfTheCpu) {
   SealDevice device;
   Random random(1);
   int first_data = 0;
   for (const Named& named : Formats()) {
+    if (!IsOfKernels(named.format)) continue;
     const bool is_repaired = IsRepaired(named.format);
     const int step = is_repaired ? 4 : 2;
     first_data = (first_data + 1) % step;

@@ -19,7 +19,7 @@ enum class ScaleSharing : uint8_t {
 
 // The codes of K or of V.
 struct PackedSide {
-  int bits = 4;  // 2, 3, 4 or 8; 0: no codes of one width
+  int bits = 4;  // 2, 3, 4, 5 or 8; 0: no codes of one width
   ScaleSharing sharing = ScaleSharing::kToken;
   // How many numbers share a scale. With kChannel they are tokens of a channel, a multiple of 16
   // that divides kBlockSize or is a multiple of it, and 0 means all tokens of the run. With kToken
@@ -45,6 +45,9 @@ struct PackedSide {
   // share of the numbers of the token lies below. Only kToken with a minimum allows less than 1,
   // which is all of them. What is stored is laid out alike.
   double clip = 1;
+  // How many tokens of a head are balanced together before they become codes, a multiple of
+  // kBlockSize (balanced/balanced_layout.h); 0: rows become codes as they are.
+  int balanced_tokens = 0;
 
   friend bool operator==(const PackedSide&, const PackedSide&) = default;
 };

@@ -116,6 +116,7 @@ void AppendHead(HeadNumbers head, bool has_pressed_runs, std::string* out) {
 // What each codec finds in the numbers of a head, and writes to them.
 HeadStorage StorageOf(const RowsCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const UniformCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
+HeadStorage StorageOf(const BalancedCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const CodebookCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const TableCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const SphereCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }

@@ -255,6 +255,18 @@ Status CheckKvquant(const Spec& spec) {
                spec.text(), spec.NameOf(Axis::kRetention));
 }
 
+// What codes lose is known under the balance of their tile, and repairs add to whole rows.
+Status CheckKvarn(const Spec& spec) {
+  std::string_view repairs;
+  if (spec.lowrank() != nullptr) repairs = "lowrank";
+  if (spec.sparse() != nullptr) repairs = repairs.empty() ? "sparse" : "lowrank and sparse";
+  if (repairs.empty()) return OkStatus();
+  return Error(kRefused,
+               "--kv '{}': kvarn balances rows before they become codes, and repairing what those "
+               "lose is not built; leave out {}, or take kivi in place of kvarn",
+               spec.text(), repairs);
+}
+
 // A part of the prompt has factors where the prompt is more than one run.
 Status CheckTurboquant(const Spec& spec) {
   if (spec.lowrank() != nullptr || spec.sparse() != nullptr) {

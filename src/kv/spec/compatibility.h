@@ -17,6 +17,7 @@ Status CheckLathe(const Spec& spec);
 Status CheckVoting(const Spec& spec);
 // Checks of methods of the quantizer axis.
 Status CheckKcvt(const Spec& spec);
+Status CheckKvarn(const Spec& spec);
 Status CheckKvquant(const Spec& spec);
 Status CheckTurboquant(const Spec& spec);
 // Checks of methods of the residual axis.

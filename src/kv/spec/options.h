@@ -197,6 +197,14 @@ struct KiviOptions {
   RunOptions runs;
   friend bool operator==(const KiviOptions&, const KiviOptions&) = default;
 };
+struct KvarnOptions {
+  int key_bits = 4;
+  int value_bits = 2;
+  int group = 128;              // positions that are balanced together
+  bool mixes_channels = false;  // as with TokenOptions
+  RunOptions runs;
+  friend bool operator==(const KvarnOptions&, const KvarnOptions&) = default;
+};
 struct KvquantOptions {
   int bits = 4;
   double outliers = 0;           // the share of entries that are kept exactly
@@ -229,7 +237,7 @@ struct FixedCodesOptions {
   friend bool operator==(const FixedCodesOptions&, const FixedCodesOptions&) = default;
 };
 using QuantizerStage = std::variant<TokenOptions, KcvtOptions, KiviOptions, KvquantOptions,
-                                    FixedCodesOptions, TurboquantOptions>;
+                                    FixedCodesOptions, TurboquantOptions, KvarnOptions>;
 
 const RunOptions& RunsOf(const QuantizerStage& quantizer);
 bool MixesChannels(const QuantizerStage& quantizer);

@@ -177,6 +177,14 @@ StageOptions ReadKivi(const KeyValues& values) {
       .bits = values.Integer("bits"), .group = values.Integer("group"), .runs = ReadRuns(values)});
 }
 
+StageOptions ReadKvarn(const KeyValues& values) {
+  return QuantizerStage(KvarnOptions{.key_bits = values.Integer("key_bits"),
+                                     .value_bits = values.Integer("value_bits"),
+                                     .group = values.Integer("group"),
+                                     .mixes_channels = ReadHadamard(values),
+                                     .runs = ReadRuns(values)});
+}
+
 StageOptions ReadKvquant(const KeyValues& values) {
   const int bits = values.Integer("bits");
   return QuantizerStage(KvquantOptions{

@@ -24,6 +24,7 @@ StageOptions ReadDmc(const KeyValues& values);
 StageOptions ReadToken(const KeyValues& values);
 StageOptions ReadKcvt(const KeyValues& values);
 StageOptions ReadKivi(const KeyValues& values);
+StageOptions ReadKvarn(const KeyValues& values);
 StageOptions ReadKvquant(const KeyValues& values);
 StageOptions ReadTurboquant(const KeyValues& values);
 StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format, MixingRule rule);

@@ -245,6 +245,21 @@ constexpr KeyInfo kKiviBuffer =
 constexpr const KeyInfo* kKiviKeys[] = {&kBits2,      &kAccuracy, &kKiviGroup, &kRun,
                                         &kKiviBuffer, &kNewest,   &kSink};
 
+constexpr KeyInfo kKvarnKeyBits = {
+    .name = "key_bits", .doc = "bits of a code of K", .default_text = "4", .choices = "2|3|4|5|8"};
+constexpr KeyInfo kKvarnValueBits = {.name = "value_bits",
+                                     .doc = "bits of a code of V",
+                                     .default_text = "2",
+                                     .choices = "2|3|4|5|8"};
+constexpr KeyInfo kKvarnGroup =
+    WithDoc(WithChoices(kGroup, "64|128", "128"),
+            "positions that are balanced together; must divide run and buffer");
+constexpr KeyInfo kKvarnHadamard = WithDefault(kHadamard, "on");
+constexpr KeyInfo kKvarnBuffer = WithDefault(kBuffer, "128");
+constexpr const KeyInfo* kKvarnKeys[] = {
+    &kKvarnKeyBits, &kKvarnValueBits, &kKvarnGroup, &kKvarnHadamard,
+    &kRun,          &kKvarnBuffer,    &kNewest,     &kSink};
+
 constexpr KeyInfo kOutliers = {.name = "outliers",
                                .doc = "share of the entries kept exactly",
                                .default_text = "0.01",
@@ -456,6 +471,14 @@ constexpr StageInfo kStages[] = {
      .read = ReadKivi,
      .ladders = kBitsLadder,
      .tuned = kKiviForms},
+    {.name = "kvarn",
+     .axis = kQuantizer,
+     .doc = "K per channel and V per token in tiles whose positions and channels are balanced",
+     .paper = "KVarN: Variance-Normalized KV-Cache Quantization Mitigates Error Accumulation in "
+              "Reasoning Tasks",
+     .keys = kKvarnKeys,
+     .read = ReadKvarn,
+     .check = CheckKvarn},
     {.name = "kvquant",
      .axis = kQuantizer,
      .doc = "non-uniform codes per layer, outliers apart",

@@ -52,6 +52,8 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"token", "token(bits=4,group=64,hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
       {"kcvt", "kcvt(bits=4,run=512,buffer=64,newest=0,sink=4)"},
       {"kivi", "kivi(bits=2,group=32,run=512,buffer=64,newest=0,sink=4)"},
+      {"kvarn",
+       "kvarn(key_bits=4,value_bits=2,group=128,hadamard=on,run=512,buffer=128,newest=0,sink=4)"},
       {"kvquant", "kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=4)"},
       {"turboquant",
        "turboquant(bits=4,value_bits=same,keys=mse,norms=corrected,run=512,buffer=64,newest=0,"
@@ -333,6 +335,12 @@ TEST(Spec, RefusesContradictions) {
   EXPECT_THAT(ErrorOf("kivi(group=128)"),
               HasSubstr("position 6: group=128 does not divide buffer=64"));
   EXPECT_THAT(ErrorOf("kivi(group=128,buffer=128,run=576)"), HasSubstr("does not divide run=576"));
+  EXPECT_THAT(ErrorOf("kvarn(buffer=64)"),
+              HasSubstr("position 7: group=128 does not divide buffer=64"));
+  EXPECT_THAT(ErrorOf("kvarn(run=192)"), HasSubstr("does not divide run=192"));
+  EXPECT_EQ(
+      Resolved("kvarn(group=64,buffer=64,run=192)"),
+      "kvarn(key_bits=4,value_bits=2,group=64,hadamard=on,run=192,buffer=64,newest=0,sink=4)");
   EXPECT_EQ(Resolved("kivi(group=128,buffer=128,run=prompt)"),
             "kivi(bits=2,group=128,run=prompt,buffer=128,newest=0,sink=4)");
 }

@@ -71,11 +71,23 @@ struct PackedSideView {
   // Where bits are split, whether codes of a token stand for numbers in units of its scale, a byte
   // of `scales` each (ScaleOfByte).
   bool has_token_scales = false;
+  // Where tiles are balanced (balanced_layout.h), how many tokens a tile has; else 0. What codes,
+  // scales and minima stand for is then multiplied: K with a number of each token, at `balance` of
+  // the block, V with one of each channel, of channel_balance [tiles][rank].
+  int balanced_tokens = 0;
+  int64_t balance = 0;
+  const F16* channel_balance = nullptr;
   // The ranges and offsets [2][rank] of K that has a codebook. V that has one has shared_scales.
   const float* model_scales = nullptr;
   int64_t factor = 0;          // A [lowrank][kBlockSize]
   const F16* basis = nullptr;  // B [lowrank][rank]
   ExactEntriesView exact;
+
+  // Of V, the balance of block `block_idx` of the run; null where there is none.
+  const F16* ChannelBalance(int block_idx) const {
+    if (balanced_tokens == 0) return nullptr;
+    return channel_balance + int64_t{block_idx * kBlockSize / balanced_tokens} * rank;
+  }
 };
 
 // The signs of K as a side of their own, whose values are those that AddResiduals takes.

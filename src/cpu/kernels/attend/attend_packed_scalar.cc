@@ -85,6 +85,8 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
                          .n_groups = KeyScaleGroups(shape),
                          .codes = 0,
                          .scales = KeyTokenScaleOffset(shape),
+                         .balanced_tokens = side.balanced_tokens,
+                         .balance = KeyBalanceOffset(shape),
                          .factor = KeyFactorOffset(shape)};
   if (view.group == 0) view.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
   std::visit(SegmentLister{side, /*is_key=*/true, &view}, shape.storage);
@@ -115,7 +117,11 @@ PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const 
                          .n_groups = is_of_layer ? 1 : ValueScaleGroups(shape),
                          .codes = PackedValueOffset(shape),
                          .scales = ValueTokenScaleOffset(shape),
+                         .balanced_tokens = side.balanced_tokens,
                          .factor = ValueFactorOffset(shape)};
+  if (view.balanced_tokens > 0) {
+    view.channel_balance = At<F16>(run.record, ValueBalanceOffset(shape));
+  }
   if (is_of_layer) view.shared_scales = At<F16>(run.layer_record, 0);
   std::visit(SegmentLister{side, /*is_key=*/false, &view}, shape.storage);
   ViewTable(side, &view);
@@ -318,6 +324,17 @@ void DecodeSegments(const PackedSideView& side, const std::byte* block, float* v
   if (side.has_token_scales) ScaleTokens<kIsKey>(side, block, values);
 }
 
+// Multiplies what codes stand for with the balance of their tile.
+template <bool kIsKey>
+void MultiplyByBalance(const PackedSideView& side, const std::byte* block, int block_idx,
+                       float* values) {
+  if (side.balanced_tokens == 0) return;
+  const F16* balance = kIsKey ? At<F16>(block, side.balance) : side.ChannelBalance(block_idx);
+  ForEach<kIsKey>({0, kBlockSize}, {0, side.rank}, side.rank, [&](int t, int r, int64_t at) {
+    values[at] *= ToFloat(balance[kIsKey ? t : r]);
+  });
+}
+
 template <bool kIsKey>
 void DecodeSide(const PackedSideView& side, const std::byte* block, int block_idx, float* values) {
   if (side.n_segments > 0) return DecodeSegments<kIsKey>(side, block, values);
@@ -331,6 +348,7 @@ void DecodeSide(const PackedSideView& side, const std::byte* block, int block_id
   } else {
     ApplyTokenScales<kIsKey>(side, block, block_idx, values);
   }
+  MultiplyByBalance<kIsKey>(side, block, block_idx, values);
 }
 
 // Adds what the signs of codes of K say of its residuals.

@@ -318,6 +318,29 @@ TEST(AttendPacked, SignsOfResiduals) {
   }
 }
 
+TEST(AttendPacked, BalancedTiles) {
+  int i = 0;
+  for (int bits : {2, 3, 4, 5, 8}) {
+    for (int tile : {kBlockSize, 2 * kBlockSize}) {
+      for (int rank : {16, 80, 128, 256}) {
+        PackedCase c;
+        c.format = {.codec = BalancedCodec{bits, std::vector{4, 2, 5, 8, 3}[i % 5], tile}};
+        c.rank_k = rank;
+        c.rank_v = 272 - rank;
+        c.runs = {{3, true}, {2, false}, {1, false}};
+        c.hidden_blocks = i % 2;
+        c.n_plain = i % 3 * 15;
+        c.gqa_group = std::vector{1, 2, 3, 4, 7, 12}[i % 6];
+        c.n_tokens = 1 + i % 3;
+        c.has_exact_scales = i % 2 == 0;
+        c.unseen = i % 4 * 20;
+        CheckAllSets(c, i++);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(AttendPacked, EveryRank) {
   for (int rank = 16; rank <= 256; rank += 16) {
     for (int group : {0, 16, 32, 64}) {

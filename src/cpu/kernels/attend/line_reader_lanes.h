@@ -47,10 +47,10 @@ struct NumberReader : CodeGroup<kBits> {
       return ShiftSignedWords(ShuffleBytes(words ^ flip, LoadTable(kTopBytes[line])), 8);
     }
     const IntVec codes = ShiftWords(words, kLow * line) & SetWords((1 << kLow) - 1);
-    if constexpr (kBits != 3) return codes;
+    if constexpr (!HasHighBit(kBits)) return codes;
     uint32_t bits;
     __builtin_memcpy(&bits, group + 64 + 4 * line, sizeof(bits));
-    return codes | (SpreadToWords(bits, part * (kVecBytes / 2)) & SetWords(4));
+    return codes | (SpreadToWords(bits, part * (kVecBytes / 2)) & SetWords(1 << kLow));
   }
 
   // Of lines `line` and `line` + kHalf, where line < kHalf.
@@ -181,6 +181,8 @@ KVL_INLINE void WithReader(const PackedSideView& side, const F& f) {
       return f(NumberReader<3>(side.is_symmetric));
     case 4:
       return f(NumberReader<4>(side.is_symmetric));
+    case 5:
+      return f(NumberReader<5>(side.is_symmetric));
     default:
       return f(NumberReader<8>(side.is_symmetric));
   }

@@ -178,10 +178,10 @@ KVL_LANES void DecodeLines(const std::byte* group, int v, bool is_signed,
     Unroll<LinesPerGroup(kBits)>([&](auto line) {
       constexpr int kLine = line.value;
       codes[kLine] = And(ShiftRight(words, kLowBits * kLine), (1 << kLowBits) - 1);
-      if constexpr (kBits == 3) {
+      if constexpr (HasHighBit(kBits)) {
         uint32_t high;
         __builtin_memcpy(&high, group + 64 + 4 * kLine, sizeof(high));
-        codes[kLine] |= SpreadBits(high, v * kLanes, 4);
+        codes[kLine] |= SpreadBits(high, v * kLanes, 1 << kLowBits);
       }
     });
   }
@@ -249,6 +249,8 @@ void ExpandCodesOfAnyWidth(const PackedSideView& side, const std::byte* codes,
       return ExpandCodes<3, kKind>(side, codes, table, out);
     case 4:
       return ExpandCodes<4, kKind>(side, codes, table, out);
+    case 5:
+      return ExpandCodes<5, kKind>(side, codes, table, out);
     default:
       return ExpandCodes<8, kKind>(side, codes, table, out);
   }
@@ -279,6 +281,30 @@ void AddFactors(const PackedSideView& side, int lowrank, const std::byte* block,
   }
 }
 
+// Multiplies the values of a block: with a number of each token (K) or channel (V), which `twice`
+// has twice.
+template <bool kIsKey>
+KVL_LANES void MultiplyElements(const float* twice, int rank, float* values) {
+  const int n_pairs = (kIsKey ? rank : kBlockSize) / 2, n = 2 * (kIsKey ? kBlockSize : rank);
+  for (int pair = 0; pair < n_pairs; ++pair, values += n) {
+    for (int i = 0; i < n; i += kLanes) Store(values + i, Load(values + i) * Load(twice + i));
+  }
+}
+
+// Multiplies what codes stand for with the balance of their tile.
+template <bool kIsKey>
+KVL_LANES void MultiplyByBalance(const PackedSideView& side, const std::byte* block, int block_idx,
+                                 float* values) {
+  if (side.balanced_tokens == 0) return;
+  alignas(64) float twice[2 * kMaxRank];
+  if constexpr (kIsKey) {
+    WidenF16Twice(reinterpret_cast<const F16*>(block + side.balance), kBlockSize, twice);
+  } else {
+    WidenF16Twice(side.ChannelBalance(block_idx), side.rank, twice);
+  }
+  MultiplyElements<kIsKey>(twice, side.rank, values);
+}
+
 template <SideKind kKind>
 void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block, int block_idx,
                 float* values) {
@@ -290,6 +316,7 @@ void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block,
   }
   ExpandCodesOfAnyWidth<kKind>(side, block + side.codes, table, values);
   constexpr bool kIsKey = kKind != SideKind::kValue;
+  MultiplyByBalance<kIsKey>(side, block, block_idx, values);
   ForEachExactEntry<kIsKey>(side, block, block_idx, [&](int t, int r, float difference) {
     values[kIsKey ? KeyOffset(t, r) : ValueOffset({.rank_v = side.rank}, t, r)] += difference;
   });

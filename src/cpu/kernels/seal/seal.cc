@@ -20,7 +20,7 @@ namespace kvlathe {
 namespace {
 
 bool IsValidSide(const PackedSide& side, bool is_key) {
-  const bool has_bits = side.bits == 2 || side.bits == 3 || side.bits == 4 || side.bits == 8;
+  const bool has_bits = (side.bits >= 2 && side.bits <= 5) || side.bits == 8;
   if (!has_bits || side.group < 0 || side.group % 16 != 0) return false;
   const bool may_clip = side.sharing == ScaleSharing::kToken && !side.is_symmetric;
   if (side.clip <= 0 || side.clip > 1 || (side.clip < 1 && !may_clip)) return false;
@@ -58,6 +58,20 @@ struct EvenSteps {
   static bool IsValidHead(const PackedShape& shape) {
     return std::holds_alternative<std::monostate>(shape.storage);
   }
+  static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) { return SealKeys(run, ws); }
+  static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) { return SealValues(run, ws); }
+};
+struct BalancedSteps {
+  const BalancedCodec& codec;
+  bool IsValid(const PackedFormat& format) const {
+    const CodecFacts facts = FactsOf(codec);
+    const bool has_tile = codec.tile > 0 && codec.tile % kBlockSize == 0;
+    const bool is_repaired =
+        format.prompt_rank > 0 || format.decode_rank > 0 || format.sparse_share > 0;
+    return has_tile && codec.tile <= kMostTileTokens && !is_repaired &&
+           IsValidSide(facts.k, /*is_key=*/true) && IsValidSide(facts.v, /*is_key=*/false);
+  }
+  static bool IsValidHead(const PackedShape& shape) { return EvenSteps::IsValidHead(shape); }
   static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) { return SealKeys(run, ws); }
   static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) { return SealValues(run, ws); }
 };
@@ -117,6 +131,7 @@ struct NotSealedHere {
 };
 
 EvenSteps WayOf(const UniformCodec& codec) { return {codec}; }
+BalancedSteps WayOf(const BalancedCodec& codec) { return {codec}; }
 TableNumbers WayOf(const TableCodec& codec) { return {codec}; }
 SphereLevels WayOf(const SphereCodec& codec) { return {codec}; }
 Codebooks WayOf(const CodebookCodec& codec) { return {codec}; }
@@ -232,6 +247,7 @@ SealSizes Sealer::State::Sizes() const {
     const PackedShape& s = run.shape;
     const int64_t rank = std::max(s.rank_k, s.rank_v);
     sizes.max_rank = std::max(sizes.max_rank, rank);
+    sizes.tile_words = std::max(sizes.tile_words, s.k.balanced_tokens * rank);
     sizes.has_parts = std::holds_alternative<EntryBits>(s.storage);
     if (s.key_outliers() > 0) {
       sizes.column_keys = std::max<int64_t>(sizes.column_keys, s.n_tokens());

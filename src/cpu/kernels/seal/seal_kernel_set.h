@@ -1,6 +1,7 @@
 // The kernels of sealing for the instruction set that the including file is compiled for.
 #pragma once
 
+#include "cpu/kernels/seal/seal_balance_kernels.h"
 #include "cpu/kernels/seal/seal_kernels.h"
 #include "cpu/kernels/seal/seal_lowrank_kernels.h"
 #include "cpu/kernels/seal/seal_trellis_kernels.h"
@@ -541,6 +542,9 @@ constexpr SealKernels kSealKernelSet = {.expand = Expand,
                                         .encode_units = EncodeUnits,
                                         .encode_trellis = EncodeTrellis,
                                         .unit_losses = UnitLosses,
+                                        .element_variances = ElementVariances,
+                                        .member_variances = MemberVariances,
+                                        .divide_elements = DivideElements,
                                         .to_f16 = ToF16Rows,
                                         .from_f16 = FromF16Rows,
                                         .multiply = Multiply,

@@ -119,6 +119,17 @@ struct SealKernels {
   // elements times factors[i] > 0, for kLossFactors factors. n is a multiple of 16.
   void (*unit_losses)(int bits, int64_t n, const float* x, const float* factors, float* losses);
 
+  // The variances, by n - 1, of a tile [n_pairs][n_words], where n_words is a multiple of 32: of
+  // its n_words / 2 elements over the members of all pairs, each times its factor [2 * n_pairs],
+  // and of its 2 * n_pairs members over the elements, each times its factor, which `twice`
+  // [n_words] has twice.
+  void (*element_variances)(const float* tile, int n_pairs, int n_words, const float* factors,
+                            float* variances);
+  void (*member_variances)(const float* tile, int n_pairs, int n_words, const float* twice,
+                           float* variances);
+  // Divides the elements of a block by numbers, which `twice` has twice.
+  void (*divide_elements)(const float* twice, PairGrid grid, float* x);
+
   // Convert to F16, where numbers beyond F16 become its largest one, and back. n is a multiple of
   // 16.
   void (*to_f16)(const float* from, int64_t n, std::byte* to);

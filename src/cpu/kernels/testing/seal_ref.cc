@@ -248,7 +248,8 @@ void AppendGroup(const std::vector<CodeLine>& lines, int bits, std::vector<std::
     }
     return;
   }
-  const int low_bits = bits == 3 ? 2 : bits;
+  const bool has_high_bit = bits == 3 || bits == 5;
+  const int low_bits = has_high_bit ? bits - 1 : bits;
   for (int w = 0; w < 32; ++w) {
     unsigned word = 0;
     for (size_t i = 0; i < lines.size(); ++i) {
@@ -256,15 +257,15 @@ void AppendGroup(const std::vector<CodeLine>& lines, int bits, std::vector<std::
     }
     Append(static_cast<uint16_t>(word), to);
   }
-  if (bits != 3) return;
+  if (!has_high_bit) return;
   for (const CodeLine& line : lines) {
     uint32_t high = 0;
-    for (int w = 0; w < 32; ++w) high |= static_cast<uint32_t>(line[w] / 4) << w;
+    for (int w = 0; w < 32; ++w) high |= static_cast<uint32_t>(line[w] >> low_bits) << w;
     Append(high, to);
   }
 }
 
-int LinesTogether(int bits) { return bits == 8 ? 2 : bits == 4 ? 4 : 8; }
+int LinesTogether(int bits) { return bits == 8 ? 2 : bits >= 4 ? 4 : 8; }
 
 void AppendKeyCodes(const Matrix& k, int block, int bits, std::vector<std::byte>* to) {
   std::vector<CodeLine> lines;
@@ -510,15 +511,28 @@ RefObject MakeLayerScales(const PackedFormat& format, const Codebook& codebook,
   return record;
 }
 
-// layer_has_exact: that there are exact entries of V.
-RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, bool layer_has_exact, Matrix* k,
-                       Matrix* v) {
+// Divides the rows of a head by its balance.
+void DivideByBalance(const RefBalance& balance, int tile, Matrix* k, Matrix* v) {
+  for (int t = 0; t < k->n_tokens; ++t) {
+    for (int c = 0; c < k->rank; ++c) k->x[k->at(t, c)] /= F16ValueRef(balance.k[t]);
+    for (int c = 0; c < v->rank; ++c) {
+      v->x[v->at(t, c)] /= F16ValueRef(balance.v[t / tile * v->rank + c]);
+    }
+  }
+}
+
+// layer_has_exact: that there are exact entries of V. `balance` may be null.
+RefSealedHead MakeHead(const PackedFormat& format, const RefBalance* balance, bool is_prompt,
+                       bool layer_has_exact, Matrix* k, Matrix* v) {
   RefSealedHead head;
   const int n_blocks = k->n_tokens / kTokens;
   const int lowrank = is_prompt ? format.prompt_rank : format.decode_rank;
   const PackedSide k_side = KeySide(format.codec), v_side = ValueSide(format.codec);
   if (k_side.sharing == ScaleSharing::kChannel) {
     AppendChannelScales(k, k_side, &head.record.bytes);
+  }
+  if (balance != nullptr) {
+    for (const uint16_t bits : balance->v) Append(bits, &head.record.bytes);
   }
   AppendFactors(int64_t{2} * lowrank * (k->rank + v->rank), &head.record);
   const auto has_exact = [](const Matrix& m) {
@@ -528,6 +542,9 @@ RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, bool layer_ha
     RefObject block;
     std::vector<std::byte> scales;
     if (k_side.sharing == ScaleSharing::kToken) AppendTokenScales(k, format, k_side, b, &scales);
+    for (int t = b * kTokens; balance != nullptr && t < (b + 1) * kTokens; ++t) {
+      Append(balance->k[t], &scales);
+    }
     if (v_side.sharing == ScaleSharing::kToken) AppendTokenScales(v, format, v_side, b, &scales);
     AppendKeyCodes(*k, b, k_side.bits, &block.bytes);
     AppendValueCodes(*v, b, v_side.bits, &block.bytes);
@@ -588,7 +605,12 @@ RefSealed SealRef(const RefSealInput& input) {
   for (size_t h = 0; h < heads.size(); ++h) {
     if (KeySide(format.codec).has_codebook)
       EncodeKeys(codebooks.k, codebooks.key_scales[h], &ks[h]);
-    sealed.heads.push_back(MakeHead(format, input.is_prompt, has_exact_values, &ks[h], &vs[h]));
+    const RefBalance* balance = input.balances.empty() ? nullptr : &input.balances[h];
+    if (balance != nullptr) {
+      DivideByBalance(*balance, KeySide(format.codec).balanced_tokens, &ks[h], &vs[h]);
+    }
+    sealed.heads.push_back(
+        MakeHead(format, balance, input.is_prompt, has_exact_values, &ks[h], &vs[h]));
   }
   EntryLists lists;
   for (int b = 0; b < vs[0].n_tokens / kTokens; ++b) {

@@ -105,6 +105,7 @@ std::vector<float> ReadKeysRef(const RefObjects& objects) {
       x[i] = Dequantise(side, code, block + KeyTokenScaleOffset(s),
                         c / group * ScaleParts(side) * kBlockSize + t, kBlockSize);
     }
+    if (side.balanced_tokens > 0) x[i] *= LoadF16(block + KeyBalanceOffset(s), t);
   }
   for (int b = 0; b < s.n_blocks; ++b) {
     float* const values = &x[static_cast<size_t>(b) * kBlockSize * rank];
@@ -143,6 +144,10 @@ std::vector<float> ReadValuesRef(const RefObjects& objects) {
       const int group = side.group == 0 ? rank : side.group;
       x[i] = Dequantise(side, code, block + ValueTokenScaleOffset(s),
                         c / group * ScaleParts(side) * kBlockSize + t, kBlockSize);
+    }
+    if (side.balanced_tokens > 0) {
+      x[i] *=
+          LoadF16(objects.record + ValueBalanceOffset(s), token / side.balanced_tokens * rank + c);
     }
   }
   for (int b = 0; b < s.n_blocks; ++b) {
