@@ -47,6 +47,8 @@ TIMES = {"ttft_ms", "tbt_ms", "decode_tok_per_s"}
 GROUP = 4  # specs of one `compare`, which share its baseline
 # What dmc asks of a model: which channel decides. No weights were trained for it, so what merges means nothing; it is the same.
 DMC = {"channel": "last", "offset": 0}
+# The same of dms, with weights that are made up: about half of the positions may leave.
+DMS = {"dms_window_size": "96", "dms_alpha_scale": "1", "dms_initial_alpha_offset": "0", "dms_alpha_per": "head", "dms_separate_alpha": "true"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,23 @@ def sha256_of(path):
 
 
 def is_merged_by_model(kv):
-    return kv.startswith("dmc")
+    return kv.startswith(("dmc", "dms"))
+
+
+def write_dms(path, config):
+    """The file of a retrofit, of numbers in [-1, 1) that follow from their places."""
+    hidden, n_heads = config["hidden_size"], config["num_key_value_heads"]
+    header, data = {"__metadata__": DMS}, b""
+    for layer in range(config["num_hidden_layers"]):
+        name = f"model.layers.{layer}.self_attn.dms_proj_alpha"
+        learned = [((i + 1) * (layer + 7) * 2654435761 % 65536) / 32768 - 1 for i in range(n_heads * hidden)]
+        for suffix, shape, values in (("_norm.weight", [hidden], [1.0] * hidden), (".weight", [n_heads, hidden], learned)):
+            piece = struct.pack(f"<{len(values)}f", *values)
+            header[name + suffix] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(piece)]}
+            data += piece
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def pooled_by(kv):
@@ -135,7 +153,7 @@ class RecordedModel:
         self.prepare_merging_model()
 
     def prepare_merging_model(self):
-        """The same weights in a directory whose config.json says that the model decides what merges."""
+        """The same weights in a directory whose config.json says that the model decides what merges, and with a file that says what leaves."""
         if self.path.is_file():
             return
         copy = self.files / "merging"
@@ -146,6 +164,8 @@ class RecordedModel:
                 (copy / file.name).symlink_to(file.resolve())
         config = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
         write_whole(copy / "config.json", json.dumps(dict(config, dmc=DMC)))
+        if "num_key_value_heads" in config:
+            write_dms(copy / "dms.safetensors", config)
 
     def arguments(self, kv):
         if is_merged_by_model(kv) and not self.path.is_file():

@@ -67,6 +67,13 @@ nlohmann::json LlamaLikeConfig(const RandomModelShape& s) {
                      {"epsilon", s.dmc->epsilon},
                      {"zero_after_rope", s.dmc->zeroes_after_rope}};
   }
+  if (s.dms.has_value()) {
+    config.update({{"dms_window_size", s.dms->window},
+                   {"dms_alpha_scale", s.dms->scale},
+                   {"dms_initial_alpha_offset", s.dms->offset},
+                   {"dms_alpha_per", s.dms->is_per_head ? "head" : "layer"},
+                   {"dms_separate_alpha", true}});
+  }
   if (s.rope.scaling == "longrope") {
     config["original_max_position_embeddings"] = static_cast<int>(s.rope.original);
   }
@@ -211,6 +218,11 @@ class Writer {
       AddLinear(layer + "self_attn.o_proj", s_.hidden, q_, w_,
                 s_.attention_bias && s_.model_type != "qwen2");
       if (s_.dmc.has_value()) CentreDecisions(layer + "self_attn.");
+      if (s_.dms.has_value()) {
+        AddNorm(layer + "self_attn.dms_proj_alpha_norm", false);
+        AddLinear(layer + "self_attn.dms_proj_alpha", s_.n_kv_heads, s_.hidden, w_,
+                  s_.dms->has_bias);
+      }
       AddLinear(layer + "mlp.down_proj", s_.hidden, s_.ffn, w_, s_.mlp_bias);
     }
   }

@@ -9,6 +9,7 @@
 
 #include "analysis/bases/basis.h"
 #include "reference_decoder.h"
+#include "reference_dms.h"
 
 namespace kvlathe::testing {
 
@@ -28,6 +29,8 @@ struct RandomModelShape {
   double local_theta = 10000, query_scalar = 0;
   // llama, with attention_bias: half of the positions merge, and weights in entries vary
   std::optional<ReferenceDmc> dmc;
+  // llama and its kin: a share of the positions may leave
+  std::optional<ReferenceDms> dms;
   // gpt2
   std::string prefix = "transformer.";
   std::string activation = "gelu_new";

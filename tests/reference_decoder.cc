@@ -347,6 +347,7 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
     for (int l = 0; l < m.n_layers; ++l) {
       const std::string layer = LayerPrefix(m, l);
       const Vector before = x;
+      rows[l].stream = x;
       const Qkv qkv = ProjectQkv(m, layer, AttentionNorm(m, layer, x));
       const int n_plain_keys = position < n_whole_keys ? n_whole_keys : n_sink;
       Store(m, l, {bases, n_plain_keys, merging}, qkv, position, &rows[l]);

@@ -81,6 +81,7 @@ struct ReferenceRows {
   // Of the newest token: its queries, at their position and in no basis, [query head][head_dim],
   // and its scaled scores, [query head][row].
   Matrix queries, scores;
+  std::vector<double> stream;  // the residual stream of the newest token, as the layer got it
   // Positions that the last row is made of, where they merge: [kv head][position].
   struct Merged {
     double weight;

@@ -65,6 +65,8 @@ constexpr const char* kSpecs[] = {
     "pool(n=5,sink=2)",
     "pool(n=2)+kivi(bits=2,run=64)",
     "dmc+gear(bits=2,share=0.2)",
+    "dms(run=32)",
+    "dms(run=32)+kivi(bits=2)",
     "palu(group=2)+tova(budget=80)+token(bits=4)",
     "zack(online=on,sink=40)",  // saved before it has found its bases as well
     "fdc+h2o(keep=0.4,score=exact)",
@@ -82,7 +84,8 @@ ModelConfig SmallConfig() {
   c.ffn_dim = 32;
   c.vocab_size = kVocabulary;
   c.max_seq_len = 512;
-  c.dmc = DmcConfig{.offset = 0};  // random weights merge half of the positions
+  c.dmc = DmcConfig{.offset = 0};                // random weights merge half of the positions
+  c.dms = DmsConfig{.window = 20, .offset = 0};  // and let half of them go
   return c;
 }
 

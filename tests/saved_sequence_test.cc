@@ -29,6 +29,7 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 ModelConfig MergingConfig() {
   ModelConfig c = SmallConfig();
   c.dmc = DmcConfig{.offset = 0, .weight_offset = 0};  // random weights merge half of the positions
+  c.dms = DmsConfig{.window = 20, .offset = 0};        // and let half of them go
   return c;
 }
 
@@ -221,6 +222,24 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesMerged) {
     model->set_deterministic(true);
     std::vector<int> lengths = {1, 5, 132, 201};
     // Long enough for heads to have sealed what they closed, and to seal more.
+    if (model->layout().HasRunsOfHeads()) lengths = {5, 280};
+    for (const int n_prompt : lengths) {
+      SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);
+      ExpectSameBits(model.get(), n_prompt, spec->ToString());
+    }
+  }
+}
+
+TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereTheModelLetsEntriesGo) {
+  const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
+  for (const char* text : {"dms(run=32)", "fdc(rate=0.3)+dms(window=7,interval=4,sink=0)",
+                           "dms(run=32,sink=0)+kivi(bits=2)",
+                           "fdc(rate=0.3)+dms(run=64)+gear(bits=2,share=0.2)"}) {
+    const auto spec = Spec::Parse(text);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const auto model = MakeModel(PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis));
+    model->set_deterministic(true);
+    std::vector<int> lengths = {1, 5, 132, 201};
     if (model->layout().HasRunsOfHeads()) lengths = {5, 280};
     for (const int n_prompt : lengths) {
       SCOPED_TRACE(testing::Message() << text << ' ' << n_prompt);

@@ -23,6 +23,7 @@ namespace {
 ModelConfig MergingConfig() {
   ModelConfig c = SmallConfig();
   c.dmc = DmcConfig{.offset = 0, .weight_offset = 0};  // random weights merge half of the positions
+  c.dms = DmsConfig{.window = 20, .offset = 0};        // and let half of them go
   return c;
 }
 
@@ -164,6 +165,9 @@ const SequenceCase kCases[] = {
     {"TovaKvarn", "tova(budget=80,sink=0)+kvarn(group=64,buffer=64)"},
     {"DmcKivi", "dmc(sink=0)+kivi(bits=2)"},
     {"DmcGear", "fdc(rate=0.3)+dmc+gear(bits=2,share=0.2)", CaseBasis::kPlain},
+    {"Dms", "dms(run=32)"},
+    {"BasisDms", "fdc(rate=0.3)+dms(window=7,interval=4,sink=0)", CaseBasis::kPlain},
+    {"DmsKivi", "dms(run=32,sink=0)+kivi(bits=2)"},
 };
 
 }  // namespace

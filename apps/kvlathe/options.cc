@@ -37,6 +37,9 @@ void AddWeightOptions(CLI::App* app, ModelOptions* options) {
                   "Hugging Face model directory, .gguf file, a name such as smollm2, or "
                   "hf:OWNER/NAME[:FILE]")
       ->required();
+  app->add_option("--dms", options->dms,
+                  "what kvlathe retrofit dms learned, for dms in --kv (default: dms.safetensors in "
+                  "the model's directory, NAME.dms.safetensors beside NAME.gguf)");
   AddDeviceOption(app, &options->device_text);
   app->add_option("--device-memory", options->device_memory,
                   "of a GPU's memory, that weights, steps and caches may take, e.g. 20GiB "

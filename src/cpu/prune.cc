@@ -136,6 +136,7 @@ int PruneHeadEntries(const PrunePlan& plan, const PruneHead& head, std::span<con
         CopyKept({head.shape, PackedHeadAt(lookup, head.packed, &runs), blocks, head.n_entries},
                  dropped, access.At(head.opened));
   }
+  if (head.entries.empty()) return n_sealed;
   const auto n_kept = static_cast<int>(std::min<int64_t>(plan.kept.n, head.n_entries));
   const EntryTable table = EntryTableAt(access, head.entries);
   CloseEntries(plan, moves, n_kept, table);
@@ -149,7 +150,10 @@ std::vector<int> PruneHeads(const PrunePlan& plan, const CpuLookup& lookup, Thre
   const CpuAccess& access = lookup.cache;
   const int64_t n_heads = std::ssize(plan.heads);
   std::vector<EntryTable> tables;
-  for (const PruneHead& head : plan.heads) tables.push_back(EntryTableAt(access, head.entries));
+  const auto has_chosen = [](const PruneHead& head) { return head.entries.empty(); };
+  for (const PruneHead& head : plan.heads) {
+    tables.push_back(has_chosen(head) ? EntryTable() : EntryTableAt(access, head.entries));
+  }
   const bool shares_heads = plan.shares_heads;
   const VoteRule rule = {.pool_kernel = plan.pool_kernel, .averages = plan.averages_votes};
   std::vector<int> dropped_by_all;
@@ -161,6 +165,10 @@ std::vector<int> PruneHeads(const PrunePlan& plan, const CpuLookup& lookup, Thre
     const Range share = ShareOf(n_heads, 1, worker_id, pool->n_workers());
     for (int64_t g = share.begin; g < share.end; ++g) {
       const PruneHead& head = plan.heads[g];
+      if (has_chosen(head)) {
+        PruneHeadEntries(plan, head, head.dropped, lookup);
+        continue;
+      }
       n_sealed[g] = PruneHeadEntries(
           plan, head,
           shares_heads ? dropped_by_all

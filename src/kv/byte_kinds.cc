@@ -68,6 +68,7 @@ void AddToKinds(const CacheObjects& objects, ByteKinds* kinds) {
       kinds->lowrank += n_bytes;
       return;
     case ObjectPart::kOpenEntry:
+    case ObjectPart::kFlags:
     case ObjectPart::kEntries:
       kinds->entries += n_bytes;
       return;

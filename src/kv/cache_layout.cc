@@ -7,6 +7,7 @@
 
 #include "base/units.h"
 #include "format/entry_table.h"
+#include "format/eviction_flags.h"
 #include "format/open_entry.h"
 #include "kv/cache_objects.h"
 #include "kv/seal/seal_schedule.h"
@@ -142,7 +143,7 @@ RotatedRanks StorageOf(const RotatedCodec& codec, const HeadRanks& ranks, int he
 int64_t MergedBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_new) {
   const int64_t n_seen = std::max<int64_t>(0, n_tokens - layout.n_sink);
   const int64_t n_before = std::max<int64_t>(0, n_seen - n_new);
-  const int every = std::max(1, layout.retention->merge->every);
+  const int every = layout.MergesEntries() ? std::max(1, layout.retention->merge->every) : 1;
   return (PooledEntries(n_before, every) + n_seen - n_before + kBlockSize - 1) / kBlockSize;
 }
 
@@ -287,6 +288,15 @@ int64_t PeakWithRetention(const CacheLayout& layout, const SequenceGrowth& growt
 
 }  // namespace
 
+void SetSweepWindow(int window, CacheLayout* layout) {
+  layout->retention->sweep->window = window;
+  if (!layout->seal.has_value()) return;
+  // What is sealed at a prune point is older than the window (RunOfHeadAt leaves out one more).
+  SealPlan& seal = *layout->seal;
+  seal.newest = std::max(seal.newest, window - 1);
+  seal.most_newest = std::max(seal.most_newest, seal.newest);
+}
+
 void CapNewest(CacheLayout* layout) {
   for (const int window : layout->windows) {
     if (window == 0 || !layout->seal.has_value()) continue;
@@ -337,6 +347,10 @@ int64_t OpenEntryBytes(const CacheLayout& layout, const BlockShape& shape) {
                  kObjectAlignment);
 }
 
+int64_t EvictionFlagBytes(const CacheLayout& layout) {
+  return layout.SweepsEntries() ? EvictionFlags::Bytes(MostUnsettled(*layout.retention)) : 0;
+}
+
 int64_t QueryGramBytes(const CacheLayout& layout) {
   if (!layout.GathersQueries()) return 0;
   const int64_t d = layout.head_dim;
@@ -348,7 +362,7 @@ int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens) {
 }
 
 int64_t HeldBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
-  if (layout.MergesEntries()) return MergedBlocks(layout, n_tokens, 0);
+  if (layout.CountsByHead()) return MergedBlocks(layout, n_tokens, 0);
   if (!layout.retention.has_value()) return BlocksFor(layout, n_tokens);
   return RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens).n_blocks;
 }
@@ -434,7 +448,7 @@ int64_t PeakBytesOfGrowth(const CacheLayout& layout, SequenceGrowth growth, int6
     return layout.DropsEntries() ? PeakWithRetention(layout, growth, n_prompt)
                                  : PeakWithSealing(layout, growth, max_step, n_prompt);
   }
-  if (layout.MergesEntries()) {
+  if (layout.CountsByHead()) {
     return PartsOfBlocks(layout, {.n_blocks = MergedBlocks(layout, n_tokens, max_step)}).total();
   }
   if (layout.retention.has_value()) {

@@ -68,10 +68,18 @@ struct CacheLayout {
   // Whether positions are merged into entries, so that each head has a number of entries of its
   // own.
   bool MergesEntries() const { return retention.has_value() && retention->merge.has_value(); }
-  bool DropsEntries() const { return retention.has_value() && !retention->merge.has_value(); }
-  // Whether the model decides what merges, so that lengths alone do not say how many entries there
-  // are.
-  bool ModelDecidesEntries() const { return MergesEntries() && retention->merge->every == 0; }
+  // Whether entries are dropped, as many in every head.
+  bool DropsEntries() const {
+    return retention.has_value() && !retention->merge.has_value() && !retention->sweep.has_value();
+  }
+  // Whether the model decides which entries are dropped.
+  bool SweepsEntries() const { return retention.has_value() && retention->sweep.has_value(); }
+  bool HasPrunePoints() const { return DropsEntries() || SweepsEntries(); }
+  // Whether each head has a number of entries of its own, which saved sequences tell.
+  bool CountsByHead() const { return MergesEntries() || SweepsEntries(); }
+  // Whether the model decides what merges or leaves, so that lengths alone do not say how many
+  // entries there are.
+  bool ModelDecidesEntries() const { return retention.has_value() && retention->ModelDecides(); }
   // Whether heads close their entries at positions of their own. Then each head is sealed by
   // itself, as if it were the only one of its layer.
   bool HasRunsOfHeads() const { return seal.has_value() && ModelDecidesEntries(); }
@@ -120,6 +128,10 @@ struct CacheLayout {
   }
 };
 
+// Sets how many positions always stay where the model decides which leave (SweepPlan::window), and
+// seals none of the others before they are settled.
+void SetSweepWindow(int window, CacheLayout* layout);
+
 // Bounds SealPlan::most_newest by the windows: layers that see few positions would never seal them
 // if many are too new.
 void CapNewest(CacheLayout* layout);
@@ -154,6 +166,10 @@ int64_t EntryBytesAt(const CacheLayout& layout, int64_t n_blocks, int64_t n_toke
 // Bytes of the newest entry of a head (OpenEntry) if entries are merged; 0 otherwise.
 int64_t OpenEntryBytes(const CacheLayout& layout, const BlockShape& shape);
 
+// Bytes of what a head keeps of decisions that are not settled (EvictionFlags); 0 where the model
+// decides nothing of the kind.
+int64_t EvictionFlagBytes(const CacheLayout& layout);
+
 // Bytes of the sum of q q^T over the queries of a KV head, [head_dim, head_dim] F32 of which the
 // upper triangle counts; 0 if queries are not gathered.
 int64_t QueryGramBytes(const CacheLayout& layout);
@@ -181,7 +197,7 @@ struct KvBytes {
   int64_t run_records = 0;  // and before the first run the sums that its bases are found from
   int64_t layer_records = 0;
   int64_t tables = 0;
-  int64_t entries = 0;  // positions and votes, or the open entries, under retention
+  int64_t entries = 0;  // positions and votes, open entries, or flags, under retention
   int64_t total() const { return blocks + sinks + run_records + layer_records + tables + entries; }
   void Add(const KvBytes& more) {
     blocks += more.blocks;
@@ -228,7 +244,8 @@ inline int64_t SequenceBytes(const CacheLayout& layout, int64_t n_tokens, int64_
   return SequenceParts(layout, {n_tokens, n_step, n_prompt}).total();
 }
 
-// What a head holds if entries are merged. Blocks are counted only if HasRunsOfHeads().
+// What a head holds where heads count for themselves (CacheLayout::CountsByHead). Blocks are
+// counted only if HasRunsOfHeads().
 struct MergedLength {
   int n_entries = 0;
   int n_prompt_blocks = 0;  // that were sealed where the prompt ended

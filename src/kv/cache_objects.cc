@@ -58,6 +58,7 @@ void AddObjects(const CacheObjects& objects, KvBytes* bytes) {
       bytes->layer_records += n_bytes;
       return;
     case ObjectPart::kOpenEntry:
+    case ObjectPart::kFlags:
     case ObjectPart::kEntries:
       bytes->entries += n_bytes;
       return;

@@ -24,6 +24,7 @@ enum class ObjectPart {
   kLayerRecord,
   kQueryGram,  // what a head finds its bases from, until it has sealed a run
   kOpenEntry,  // of a head that merges positions
+  kFlags,      // decisions of a head that are not settled yet
   kEntries,    // positions and votes of a head that drops entries
   kBlockTable,
   kRunTable,
@@ -122,6 +123,7 @@ void ForEachObject(const CacheLayout& layout, const HeadInRun& head, const HeadC
   });
   if (contents.runs.empty()) visit(ObjectPart::kQueryGram, QueryGramBytes(layout));
   visit(ObjectPart::kOpenEntry, OpenEntryBytes(layout, contents.plain));
+  visit(ObjectPart::kFlags, EvictionFlagBytes(layout));
   visit(ObjectPart::kEntries, contents.entry_bytes);
   visit(ObjectPart::kBlockTable, TableBytes(contents.n_blocks));
   visit(ObjectPart::kRunTable, RunTableBytes(std::ssize(contents.runs)));

@@ -253,6 +253,8 @@ struct PruneHead {
   // stays is copied. Else empty: rows move in place.
   SealedHead packed;
   std::span<const ObjectId> opened;
+  // Where there is no table: the entries to be dropped, rising, which somebody else has chosen.
+  std::span<const int> dropped;
 };
 
 // The heads of one layer of one sequence: of each, the kept entries become the first ones.

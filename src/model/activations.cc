@@ -16,7 +16,9 @@ ActivationWidths ActivationWidths::Union(const ActivationWidths& other) const {
           .outputs = std::max(outputs, other.outputs),
           .mlp_in = std::max(mlp_in, other.mlp_in),
           .gated = std::max(gated, other.gated),
-          .added = std::max(added, other.added)};
+          .added = std::max(added, other.added),
+          .dms_normed = std::max(dms_normed, other.dms_normed),
+          .dms_logits = std::max(dms_logits, other.dms_logits)};
 }
 
 Status Activations::Reserve(const ActivationWidths& widths) {
@@ -38,6 +40,8 @@ Status Activations::Reserve(const ActivationWidths& widths) {
   KVL_RETURN_IF_ERROR(reserve(&outputs, widths.outputs * activation));
   KVL_RETURN_IF_ERROR(reserve(&mlp_in, widths.mlp_in * f32));
   KVL_RETURN_IF_ERROR(reserve(&gated, widths.gated * activation));
+  KVL_RETURN_IF_ERROR(reserve(&dms_normed, widths.dms_normed * f32));
+  KVL_RETURN_IF_ERROR(reserve(&dms_logits, widths.dms_logits * f32));
   return reserve(&added, widths.added * f32);
 }
 

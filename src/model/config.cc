@@ -8,6 +8,7 @@
 #include "io/files.h"
 #include "model/families/config_families.h"
 #include "model/families/gguf_config.h"
+#include "model/retrofits/dms_config.h"
 
 namespace kvlathe {
 namespace {
@@ -85,6 +86,7 @@ StatusOr<ModelConfig> ParseModelConfig(const json& config, const std::string& wh
   ModelConfig c;
   KVL_RETURN_IF_ERROR(ReadFamily(fields, &c));
   KVL_RETURN_IF_ERROR(ReadDmc(config, where, &c));
+  KVL_RETURN_IF_ERROR(ReadDms(fields, &c));
   c.ChooseContext(c.max_seq_len);
   KVL_ASSIGN_OR_RETURN(c.bos_id, fields.IntegerOr("bos_token_id", -1, -1, c.vocab_size - 1));
   KVL_RETURN_IF_ERROR(AppendEosIds(config, where, c.vocab_size, &c.eos_ids));

@@ -91,6 +91,17 @@ struct DmcConfig {
   bool zeroes_after_rope = true;  // what RoPE turned into the channel goes as well
 };
 
+// A model that was taught which keys will not be needed (Dynamic Memory Sparsification, arXiv
+// 2506.05345; docs/methods/dms.md). For each KV head a small product with the normalised residual
+// stream, as it is before the layer's first norm, says at a position whether the one before it may
+// leave: scale * logit - offset > 0. It takes no part in attention.
+struct DmsConfig {
+  int window = 512;  // positions further back than this are not seen once they may leave
+  float scale = 100;
+  float offset = 5;
+  bool is_per_head = true;  // or the first head of a layer decides for all of them
+};
+
 // What is normalised, and how.
 struct NormConfig {
   NormKind kind = NormKind::kRms;  // of what attention and the MLP read, and of the last stream
@@ -137,6 +148,7 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   BiasConfig biases;
   std::optional<DmcConfig> dmc;
+  std::optional<DmsConfig> dms;
   int bos_id = -1;           // -1: none
   std::vector<int> eos_ids;  // config.json and generation_config.json together
 

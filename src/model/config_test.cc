@@ -441,6 +441,39 @@ TEST(ModelConfig, ReadsWhatARetrofitLeft) {
   }
 }
 
+TEST(ModelConfig, ReadsWhatDecidesWhichKeysLeave) {
+  nlohmann::json json = Llama();
+  EXPECT_FALSE(ParseModelConfig(json, "config.json")->dms.has_value());
+  json.update({{"dms_window_size", 256}, {"dms_separate_alpha", true}});
+  auto c = ParseModelConfig(json, "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  ASSERT_TRUE(c->dms.has_value());
+  EXPECT_EQ(c->dms->window, 256);
+  EXPECT_EQ(c->dms->scale, 100);
+  EXPECT_EQ(c->dms->offset, 5);
+  EXPECT_TRUE(c->dms->is_per_head);
+  json.update({{"dms_alpha_scale", 10},
+               {"dms_initial_alpha_offset", -2.5},
+               {"dms_alpha_per", "layer"}});
+  c = ParseModelConfig(json, "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->dms->scale, 10);
+  EXPECT_EQ(c->dms->offset, -2.5f);
+  EXPECT_FALSE(c->dms->is_per_head);
+  for (const auto& [key, wrong] : std::vector<std::pair<std::string, nlohmann::json>>{
+           {"dms_window_size", 0},
+           {"dms_window_size", 1 << 20},
+           {"dms_window_size", "256"},
+           {"dms_alpha_scale", "x"},
+           {"dms_alpha_per", "token"},
+           {"dms_separate_alpha", 1},
+           {"dms_separate_alpha", false}}) {
+    nlohmann::json damaged = json;
+    damaged[key] = wrong;
+    EXPECT_THAT(MessageOf(ErrorOf(damaged)), HasSubstr("dms_")) << key << ' ' << wrong;
+  }
+}
+
 TEST(ModelConfig, SaysWhenADirectoryIsNoModel) {
   EXPECT_EQ(LoadModelConfig("/nonexistent/model").status().code(), StatusCode::kNotFound);
   EXPECT_THAT(MessageOf(LoadModelConfig(::testing::TempDir()).status()), HasSubstr("config.json"));

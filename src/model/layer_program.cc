@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "model/steps/append.h"
 #include "model/steps/attend.h"
+#include "model/steps/evict.h"
 #include "model/steps/merge.h"
 #include "model/steps/normalise.h"
 #include "model/steps/observe.h"
@@ -41,6 +42,7 @@ void LayerProgram::AddAttention() {
   Add<ObserveOutputsStep>();
   if (layer_->rows.maps_outputs()) Add<ReadOutputsStep>();
   if (layout.DropsEntries()) Add<PruneStep>();
+  if (layout.SweepsEntries()) Add<EvictStep>();
   if (layout.ReadsWholeKeys()) Add<CutKeysStep>();
   if (layout.seal.has_value()) {
     auto seal = std::make_unique<SealStep>(layer_.get());
@@ -83,6 +85,10 @@ ActivationWidths WidthsOf(const Layer& layer) {
                              .mlp_in = c.mlp_rows(),
                              .gated = c.ffn_dim,
                              .added = c.norms.of_outputs || layer.is_parted ? c.hidden_dim : 0};
+  if (layer.layout->SweepsEntries()) {
+    widths.dms_normed = c.hidden_dim;
+    widths.dms_logits = c.n_kv_heads;
+  }
   if (rows.turn) {
     widths.q_full = int64_t{rows.n_heads} * rows.key_dim();
     widths.k_full = int64_t{rows.n_kv_heads} * rows.key_dim();

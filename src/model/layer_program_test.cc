@@ -84,5 +84,19 @@ TEST(LayerProgram, MergedPositionsMergeBeforeTheyTurn) {
                   "append", "attend", "observe outputs", "output", "normalise", "feed forward"));
 }
 
+TEST(LayerProgram, WhatTheModelLetGoLeavesBeforeOutputsAreAddedToTheStream) {
+  ModelConfig config = SmallConfig();
+  config.dms = DmsConfig{};
+  CacheLayout layout;
+  layout.retention = RetentionPlan{.sweep = SweepPlan{.window = 8}};
+  layout.seal = SealPlan{.format = {.codec = UniformCodec{}}};
+  EXPECT_THAT(StepsOf(config, layout),
+              ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
+                          "evict", "seal", "output", "normalise", "feed forward"));
+  EXPECT_THAT(StepsOf(config, {}),
+              ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
+                          "output", "normalise", "feed forward"));
+}
+
 }  // namespace
 }  // namespace kvlathe

@@ -10,6 +10,7 @@ ModelFacts FactsOf(const ModelConfig& config, DType row_type, const RankGrid& gr
           .max_seq_len = config.max_seq_len,
           .windows = config.attention.Windows(config.n_layers),
           .has_dmc = config.dmc.has_value(),
+          .dms_window = config.dms.has_value() ? config.dms->window : 0,
           .row_type = row_type,
           .tensor_ranks = grid.n_tensor_ranks,
           .pipeline_stages = grid.n_stages};

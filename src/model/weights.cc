@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "base/random.h"
+#include "model/retrofits/dms_file.h"
 #include "model/stored/block_types.h"
 
 namespace kvlathe {
@@ -152,9 +153,34 @@ Status ModelWeights::LoadNorms(int layer_idx) {
   return OkStatus();
 }
 
+Status ModelWeights::LoadDms(int layer_idx, ThreadPool* pool) {
+  LayerWeights& layer = layers_[layer_idx];
+  const int whole_idx = held_names_.LayerOf(layer_idx);
+  KVL_ASSIGN_OR_RETURN(layer.dms_norm.weight,
+                       LoadVector(DmsNormName(whole_idx) + ".weight", config_.hidden_dim));
+  Projection heads = {.tensor = DmsProjectionName(whole_idx),
+                      .n_stored = whole_.n_kv_heads,
+                      .n_in = config_.hidden_dim};
+  for (int64_t g = shard_.kv_heads.begin; g < shard_.kv_heads.end; ++g) {
+    heads.runs.push_back({config_.dms->is_per_head ? g : 0, 1});
+  }
+  // In F32, as decisions are made of small differences.
+  KVL_ASSIGN_OR_RETURN(layer.dms, reader_.Pack({heads}, DType::kF32, residents(), pool));
+  if (!reader_.source().Has(heads.tensor + ".bias")) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(std::vector<float> bias, reader_.Bias(heads));
+  KVL_ASSIGN_OR_RETURN(layer.dms_bias, Upload(std::move(bias)));
+  return OkStatus();
+}
+
+StatusOr<FloatTable> ModelWeights::LoadVector(const std::string& name, int64_t n) {
+  KVL_ASSIGN_OR_RETURN(std::vector<float> values, reader_.Vector(name, n));
+  return Upload(std::move(values));
+}
+
 Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   LayerWeights& layer = layers_[layer_idx];
   KVL_RETURN_IF_ERROR(LoadNorms(layer_idx));
+  if (config_.dms.has_value()) KVL_RETURN_IF_ERROR(LoadDms(layer_idx, pool));
   const std::vector<Projection> qk = held_names_.qk(layer_idx);
   KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, types_, residents(), pool));
   if (config_.biases.qkv) {

@@ -43,6 +43,10 @@ struct LayerWeights {
   FloatTable mlp_in_bias;
   Weight down;  // [hidden_dim, ffn_dim]
   FloatTable down_bias;
+  // With ModelConfig::dms: what decides which keys may leave, in F32.
+  NormWeights dms_norm;
+  Weight dms;           // [n_kv_heads, hidden_dim]
+  FloatTable dms_bias;  // empty: none
 };
 
 // W_V and W_O of a layer in the value basis of a spec (docs/basis.md, Folding).
@@ -137,10 +141,12 @@ class ModelWeights {
     return FloatTable::Make(&machine_->memory(), std::move(values), "a vector of weights");
   }
   Status LoadEmbeddings(ThreadPool* pool);
+  StatusOr<FloatTable> LoadVector(const std::string& name, int64_t n);
   // Of these rows of the table, which are counted from 0 then.
   StatusOr<Resident<TableId>> AddTable(const std::string& name, int64_t n_rows, Range wanted);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   Status LoadNorms(int layer_idx);
+  Status LoadDms(int layer_idx, ThreadPool* pool);
   // Of what a basis is folded into: dense where the matrix has blocks.
   WeightType FoldedType(const Projection& whole) const;
   StatusOr<ValueProjection> WholeValues(int layer_idx, ThreadPool* pool);

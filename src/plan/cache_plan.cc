@@ -36,7 +36,7 @@ void CheckInvariants(const CacheLayout& layout, const PlanParts& parts) {
   KVL_CHECK(!layout.HasPressedRuns() || (layout.storages.size() == layout.shapes.size() &&
                                          std::ranges::all_of(layout.storages, has_pressed_bits)));
   if (!TurnWhenRead(layout.keys)) return;
-  KVL_CHECK(!layout.MergesEntries());
+  KVL_CHECK(!layout.CountsByHead());
   const bool has_entries_of_heads =
       layout.DropsEntries() && layout.retention->HasVotes() && !layout.retention->shares_heads;
   KVL_CHECK(HeadsPerLatent(layout.keys) == 1 || !has_entries_of_heads);
@@ -77,6 +77,10 @@ CacheLayout MakeLayout(const ModelFacts& model, const PlanParts& parts,
   layout.windows = model.windows;
   layout.retention = parts.retention;
   layout.keys = keys;
+  if (layout.SweepsEntries()) {
+    const int window = parts.retention->sweep->window;
+    SetSweepWindow(window > 0 ? window : std::max(1, model.dms_window), &layout);
+  }
   if (layout.SparesSinks()) layout.windows.assign(model.n_layers, layout.seal->window);
   CapNewest(&layout);
   return layout;

@@ -15,6 +15,7 @@ struct ModelFacts {
   int max_seq_len = 0;       // the full context, at which a promised ratio holds
   std::vector<int> windows;  // AttentionLayers::Windows: [n_layers], empty where no layer has one
   bool has_dmc = false;      // it was taught what to merge (Dynamic Memory Compression)
+  int dms_window = 0;  // positions that always stay where it was taught what to drop (DMS); 0: not
   DType row_type = DType::kBf16;  // of the rows of keys and values
   // Among how many processes the KV heads of every layer are divided (DivideHeads), and into how
   // many stages the layers (DivideLayers).

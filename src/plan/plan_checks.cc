@@ -43,6 +43,12 @@ Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
                  "dmc needs a model that was retrofitted with it (an object 'dmc' in its "
                  "config.json); take pool or another retention stage");
   }
+  if (parts.retention != nullptr && parts.retention->sweep.has_value() && model.dms_window == 0) {
+    return Error(StatusCode::kInvalidArgument,
+                 "dms needs a model that was retrofitted with it (dms_window_size in its "
+                 "config.json) or the file of a retrofit beside it (--dms); take h2o or another "
+                 "retention stage");
+  }
   if (seal != nullptr && FactsOf(seal->format.codec).brings_bases && !model.windows.empty()) {
     return Error(StatusCode::kUnimplemented,
                  "a basis that is found where a prompt ends needs its first blocks to the end, and "

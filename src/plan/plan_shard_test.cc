@@ -267,7 +267,7 @@ TEST(ShardOf, GivesSequencesTheRanksOfTheWholeAtTheirRate) {
 TEST(ShardOf, HasTheBytesOfHeadsThatMerge) {
   const ModelFacts model = FactsToCut(3, 2);
   DrawnSource source(model);
-  for (const char* kv : {"dmc", "dmc+kivi(bits=4,group=64)+sparse"}) {
+  for (const char* kv : {"dmc", "dmc+kivi(bits=4,group=64)+sparse", "dms", "dms+kivi(bits=4,group=64)+sparse"}) {
     SCOPED_TRACE(kv);
     const CachePlan whole = PlanToCut(model, kv, &source);
     std::vector<MergedLength> lengths;

@@ -61,6 +61,7 @@ inline constexpr const char* kOfAllHeads[] = {"kcvt",           "kvquant",
 inline ModelFacts FactsToCut(int n_kv_heads, int n_ranks = 1) {
   ModelFacts model = SmallModel(kLayersToCut, n_kv_heads);
   model.has_dmc = true;
+  model.dms_window = 100;
   model.tensor_ranks = n_ranks;
   return model;
 }

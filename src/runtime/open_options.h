@@ -38,6 +38,9 @@ struct OpenOptions {
   // checked before weights are read, and what they need of a calibration is gathered at once. Other
   // caches can be made too.
   std::vector<std::string> kv;
+  // A file of what a retrofit with DMS learned; empty: the one beside the model, if there is one
+  // (DmsPathBeside).
+  std::string dms;
   std::string basis;    // a file of statistics; empty: the model's, the kept one, or a calibration
   std::string profile;  // what `kvlathe tune` wrote; empty: the model's or the kept one
   std::string pre;      // pre-tokenizer, TokenizerOptions::pre

@@ -35,6 +35,9 @@ Status PredictKlOf(Workspace* workspace, SpecModel* spec_model) {
 StatusOr<SequenceIdentity> IdentityOf(Workspace* workspace, const SpecModel& spec_model) {
   std::string model =
       fmt::format("{} {}", workspace->model_hash(), workspace->config().DescribePositions());
+  if (spec_model.model->layout().SweepsEntries() && !workspace->dms_hash().empty()) {
+    model += " dms " + workspace->dms_hash();
+  }
   if (spec_model.ranks.has_value()) {
     KVL_ASSIGN_OR_RETURN(const ModelBasis basis,
                          workspace->planner().BasisAt(spec_model.spec, *spec_model.ranks));

@@ -13,6 +13,7 @@
 #include "kv/capacity.h"
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
+#include "model/retrofits/dms_file.h"
 #include "runtime/named_model.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 
@@ -106,6 +107,25 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
   return w;
 }
 
+StatusOr<std::optional<SafetensorsReader>> Workspace::OpenRetrofit(const OpenOptions& options,
+                                                                   ModelConfig* config) {
+  std::string path = options.dms;
+  if (path.empty()) {
+    path = DmsPathBeside(options.model);
+    if (config->dms.has_value() || !FileExists(path)) return std::optional<SafetensorsReader>();
+  }
+  KVL_ASSIGN_OR_RETURN(SafetensorsReader reader, OpenDmsFile(path, config));
+  return std::optional(std::move(reader));
+}
+
+// The tensors of the model with those of a retrofit, if there is one.
+std::unique_ptr<TensorSource> Workspace::WithRetrofit(std::unique_ptr<TensorSource> source,
+                                                      std::optional<SafetensorsReader> retrofit) {
+  if (!retrofit.has_value()) return source;
+  dms_hash_ = ModelHash("dms", *retrofit);
+  return WithDmsTensors(std::move(source), *std::move(retrofit));
+}
+
 Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
   LoadProgress progress;
   if (options_.progress) {
@@ -159,13 +179,15 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenAlone(const OpenOptions& nam
   KVL_ASSIGN_OR_RETURN(options.model, FindModel(named.model, named.progress, named.on_note));
   if (FileExists(options.model)) return OpenGguf(options);
   KVL_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(options.model));
+  KVL_ASSIGN_OR_RETURN(std::optional<SafetensorsReader> retrofit, OpenRetrofit(options, &config));
   KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
   KVL_ASSIGN_OR_RETURN(w->tokenizer_, Tokenizer::Load(options.model, {options.pre}));
   KVL_ASSIGN_OR_RETURN(SafetensorsReader reader, SafetensorsReader::OpenModel(options.model));
   KVL_ASSIGN_OR_RETURN(const std::string config_text, ReadTextFile(options.model + "/config.json"));
   w->model_hash_ = ModelHash(config_text, reader);
   KVL_RETURN_IF_ERROR(w->CheckSpecs());
-  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeFileSource(std::move(reader))));
+  KVL_RETURN_IF_ERROR(
+      w->LoadWeights(w->WithRetrofit(MakeFileSource(std::move(reader)), std::move(retrofit))));
   return w;
 }
 
@@ -173,12 +195,13 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenGguf(const OpenOptions& opti
   KVL_ASSIGN_OR_RETURN(GgufFile opened, GgufFile::Open(options.model));
   const auto file = std::make_shared<const GgufFile>(std::move(opened));
   KVL_ASSIGN_OR_RETURN(ModelConfig config, ReadGgufConfig(*file));
+  KVL_ASSIGN_OR_RETURN(std::optional<SafetensorsReader> retrofit, OpenRetrofit(options, &config));
   KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
   KVL_ASSIGN_OR_RETURN(w->tokenizer_, LoadGgufTokenizer(*file, {options.pre}));
   KVL_ASSIGN_OR_RETURN(const nlohmann::json config_json, GgufConfigJson(*file));
   w->model_hash_ = ModelHash(config_json.dump(), *file);
   KVL_RETURN_IF_ERROR(w->CheckSpecs());
-  KVL_RETURN_IF_ERROR(w->LoadWeights(MakeGgufSource(file)));
+  KVL_RETURN_IF_ERROR(w->LoadWeights(w->WithRetrofit(MakeGgufSource(file), std::move(retrofit))));
   return w;
 }
 

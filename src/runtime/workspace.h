@@ -92,6 +92,8 @@ class Workspace {
   // Tells whoever opened the model.
   void Notify(Note::Kind kind, std::string text) const;
   const std::string& model_hash() const { return model_hash_; }
+  // Of a file of a retrofit beside the model; empty: there is none.
+  const std::string& dms_hash() const { return dms_hash_; }
   // BOS if the model's configuration puts one before a text.
   std::optional<int32_t> leading_bos() const;
   StatusOr<std::vector<int32_t>> TokenizeFile(const std::string& path) const;
@@ -119,6 +121,11 @@ class Workspace {
   static Status CheckDevice(const OpenOptions& options);
   // The machine of options_.device, and of a GPU its name.
   Status ChooseMachine();
+  // Opens the file of a retrofit that is asked for, or lies beside the model; none: there is none.
+  static StatusOr<std::optional<SafetensorsReader>> OpenRetrofit(const OpenOptions& options,
+                                                                 ModelConfig* config);
+  std::unique_ptr<TensorSource> WithRetrofit(std::unique_ptr<TensorSource> source,
+                                             std::optional<SafetensorsReader> retrofit);
   Status LoadWeights(std::unique_ptr<TensorSource> source);
   // Of every --kv what can be known before weights are read, and before a calibration for one of
   // the others: its answer in a profile among them.
@@ -138,7 +145,7 @@ class Workspace {
   int context_tokens_ = 0;
   int64_t kv_budget_bytes_ = 0;
   bool random_weights_ = false;
-  std::string model_hash_;
+  std::string model_hash_, dms_hash_;
   std::optional<ModelShard> shard_;  // where ranks share the model
   std::unique_ptr<ThreadPool> threads_;
   MadeMachine machine_;  // without a name on processors

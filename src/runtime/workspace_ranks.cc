@@ -30,7 +30,7 @@ std::string ProgramDigest() {
 }  // namespace
 
 std::string Workspace::FactsOfRank() const {
-  return fmt::format("build {}\nmodel {}\ncommand {}\n", ProgramDigest(), model_hash_,
+  return fmt::format("build {}\nmodel {}{}\ncommand {}\n", ProgramDigest(), model_hash_, dms_hash_,
                      options_.ranks->command);
 }
 

@@ -112,8 +112,7 @@ class PlannedSequence {
   std::string CheckBytes(int n_step) {
     const CacheLayout& layout = model_->layout();
     const auto n_tokens = static_cast<int64_t>(tokens_.size());
-    const bool merges_as_taught = layout.MergesEntries() && layout.retention->merge->every == 0;
-    const int64_t expected = merges_as_taught
+    const int64_t expected = layout.ModelDecidesEntries()
                                  ? MergedParts(layout, MergedLengths(*cache_, layout)).total()
                                  : SequenceParts(layout, {n_tokens, n_step, n_prompt_}).total();
     if (cache_->bytes().total() != expected) {
@@ -258,11 +257,12 @@ ModelConfig WindowedConfig() {
   return c;
 }
 
-// Decides what merges, and has a head for every query.
+// Decides what merges and what leaves, and has a head for every query.
 ModelConfig MergingConfig() {
   ModelConfig c = SmallConfig();
   c.n_kv_heads = c.n_heads;
   c.dmc = DmcConfig{.offset = 0, .weight_offset = 0};
+  c.dms = DmsConfig{.window = 40, .offset = 0};
   return c;
 }
 

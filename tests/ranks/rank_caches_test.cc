@@ -68,9 +68,10 @@ constexpr const char* kCachesOfOneHead[] = {
     "zack(rate=0.5)+h2o(keep=0.5)+token(bits=4)",
 };
 
-// Of models that decide what merges.
+// Of models that decide what merges and what leaves.
 constexpr const char* kCachesThatMerge[] = {"dmc", "dmc(window=0)+kivi(bits=4)",
-                                            "fdc(rate=0.25)+dmc"};
+                                            "fdc(rate=0.25)+dmc", "dms(run=64)",
+                                            "dms(run=64)+kivi(bits=4)"};
 
 // Layers are cut, heads are not: what is made of all heads of a layer is.
 constexpr const char* kCachesOfAllHeads[] = {"kcvt(bits=4)",
@@ -135,6 +136,7 @@ RandomModelShape MergingShape() {
   RandomModelShape shape = ShapeOfHeads(4);
   shape.attention_bias = true;
   shape.dmc.emplace();
+  shape.dms.emplace();
   return shape;
 }
 

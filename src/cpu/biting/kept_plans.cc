@@ -36,6 +36,7 @@ PrunePlan KeptPlans::Keep(PrunePlan plan) {
   for (PruneHead& head : *heads) {
     head.blocks = KeepAll(head.blocks);
     head.opened = KeepAll(head.opened);
+    head.dropped = KeepAll(head.dropped);
     KeepParts(&head.packed);
   }
   plan.heads = *heads;

@@ -98,10 +98,10 @@ std::vector<int32_t> RandomTokens(int n, int vocab_size, uint64_t seed) {
   return tokens;
 }
 
-// Whether what stands for the depth is computed: where positions merge, what is held depends on
-// what the model decides, and the shards of other ranks are theirs to fill.
+// Whether what stands for the depth is computed: where positions merge or heads drop what the model
+// says, what is held depends on that, and the shards of other ranks are theirs to fill.
 bool ReadsDepth(const Model& model) {
-  return model.layout().MergesEntries() || model.weights().shard().grid.n_ranks() > 1;
+  return model.layout().CountsByHead() || model.weights().shard().grid.n_ranks() > 1;
 }
 
 // A cache of n_depth random positions, sealed as a prompt of them and n_prompt more would be.
@@ -303,7 +303,7 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
     KVL_RETURN_IF_ERROR(RunOnce(model, test, tokens, &caches, &seconds, &of_run));
     row.kv_bytes = pool.usage().used_bytes;
     entry_shares = EntryShares(model->layout(), *caches.front());
-    if (model->layout().MergesEntries()) {
+    if (model->layout().CountsByHead()) {
       row.positions_per_entry = 1 / MergedCountsOf(*caches.front()).share();
     }
     if (repetition < 0) continue;

@@ -17,7 +17,8 @@ namespace {
 
 constexpr char kIndexName[] = "model.safetensors.index.json";
 constexpr char kSingleName[] = "model.safetensors";
-constexpr char kBasisName[] = "basis.safetensors";
+// Files that may lie beside the model's own: a calibration, and a retrofit with DMS.
+constexpr std::string_view kOtherNames[] = {"basis.safetensors", "dms.safetensors"};
 
 // Tensor name -> shard file name.
 using WeightMap = std::map<std::string, std::string, std::less<>>;
@@ -56,7 +57,8 @@ StatusOr<std::string> FindSingleFile(const std::string& directory) {
   std::filesystem::directory_iterator at(directory, error), end;
   for (; !error && at != end; at.increment(error)) {
     const std::string name = at->path().filename().string();
-    if (name.ends_with(".safetensors") && name != kBasisName && FileExists(at->path().string())) {
+    const bool is_other = std::ranges::find(kOtherNames, name) != std::end(kOtherNames);
+    if (name.ends_with(".safetensors") && !is_other && FileExists(at->path().string())) {
       candidates.insert(name);
     }
     if (name.ends_with(".bin") || name.ends_with(".pth") || name.ends_with(".pt")) {

@@ -33,8 +33,9 @@ class SafetensorsReader {
   // One .safetensors file.
   static StatusOr<SafetensorsReader> OpenFile(const std::string& path);
   // A model directory: model.safetensors.index.json with its shards, or model.safetensors, or the
-  // only *.safetensors in it (basis.safetensors does not count). With an index, the tensors are
-  // those it lists, and each must be in the shard it names; shards must be plain file names.
+  // only *.safetensors in it (basis.safetensors and dms.safetensors do not count). With an index,
+  // the tensors are those it lists, and each must be in the shard it names; shards must be plain
+  // file names.
   static StatusOr<SafetensorsReader> OpenModel(const std::string& directory);
 
   SafetensorsReader(SafetensorsReader&&) noexcept;

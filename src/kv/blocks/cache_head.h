@@ -52,6 +52,9 @@ class CacheHead {
   SortedPositionsId sorted_positions() const;
   // The state of the newest entry (OpenEntry). Null where entries are not merged.
   ObjectId open_entry() const { return table_->open_entry; }
+  // What was decided of the positions from FirstUnsettled on (EvictionFlags). Null where the model
+  // decides nothing of the kind.
+  ObjectId flags() const { return table_->flags; }
   MergedLength merged_length() const;
   // The sum of q q^T over the queries, F32 (QueryGramBytes), to which the caller adds. Null where
   // queries are not gathered, or no longer.

@@ -9,7 +9,8 @@ namespace {
 
 // All objects but blocks and records.
 constexpr ObjectId HeadTable::*kOwned[] = {&HeadTable::sink, &HeadTable::entry_table,
-                                           &HeadTable::open_entry, &HeadTable::query_gram};
+                                           &HeadTable::open_entry, &HeadTable::flags,
+                                           &HeadTable::query_gram};
 
 template <typename T>
 bool SetTableSize(int64_t n_bytes, BlockPool* pool, std::vector<T>* table, int64_t* table_bytes) {
@@ -71,6 +72,8 @@ bool HeadTable::Holds(ObjectPart part) const {
       return !query_gram.is_null();
     case ObjectPart::kOpenEntry:
       return !open_entry.is_null();
+    case ObjectPart::kFlags:
+      return !flags.is_null();
     case ObjectPart::kEntries:
     case ObjectPart::kBlockTable:
     case ObjectPart::kRunTable:

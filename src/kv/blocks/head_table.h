@@ -64,6 +64,7 @@ struct HeadTable {
   ObjectId entry_table;  // EntryTable of the blocks, under retention
   int64_t entry_table_bytes = 0;
   ObjectId open_entry;    // OpenEntry, where entries are merged
+  ObjectId flags;         // EvictionFlags, where the model decides what leaves
   ObjectId query_gram;    // QueryGramBytes, until a run is sealed
   int64_t n_dropped = 0;  // entries, dropped or merged
 
@@ -111,7 +112,7 @@ struct HeadTable {
     const auto visit = [&](const ObjectId& object) {
       if (!object.is_null()) f(object);
     };
-    for (const ObjectId& object : {sink, entry_table, open_entry, query_gram}) visit(object);
+    for (const ObjectId& object : {sink, entry_table, open_entry, flags, query_gram}) visit(object);
     for (const ObjectId& block : blocks) visit(block);
     for (const SealedRun& run : runs) {
       visit(run.record);

@@ -44,7 +44,7 @@ void SequenceCache::set_n_prompt(int64_t n_prompt, int64_t n_generated) {
 
 int64_t SequenceCache::max_step() const {
   int64_t next = NextSealPoint(*layout_, n_tokens(), n_prompt());
-  if (layout_->DropsEntries()) {
+  if (layout_->HasPrunePoints()) {
     const PromptPlace place = {layout_->n_sink, n_prompt()};
     next = std::min(next, NextPrunePoint(*layout_->retention, place, n_tokens()));
   }

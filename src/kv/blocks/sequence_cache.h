@@ -176,8 +176,8 @@ class SequenceCache {
   const Reencoding& reencoding() const { return reencoding_; }
   Reencoding* mutable_reencoding() { return &reencoding_; }
 
-  // --- Merging (format/open_entry.h). It happens within a step, layer by layer from the first.
-  // ---
+  // --- Merging (format/open_entry.h), and leaving where the model decides it
+  // (format/eviction_flags.h). It happens within a step, layer by layer from the first. ---
 
   // Says that n_entries are left in the head of those that Extend made room for, and gives back the
   // blocks behind them.

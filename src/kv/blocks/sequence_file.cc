@@ -150,15 +150,34 @@ int64_t OldEntries(const SequenceFile& file, int64_t n_entries) {
   return std::max<int64_t>(0, n_entries - 1 - file.layout.seal->newest);
 }
 
-// Lengths of every head, where entries are merged: between one and all positions past the sink, or
-// as many as there must be. Whether a head can have sealed as much is not checked here.
+// How many positions always stay, where the model decides which leave: it was taught that, and no
+// spec says it.
+bool ReadSweepWindow(ByteReader* reader, CacheLayout* layout) {
+  constexpr uint32_t kMostWindow = 1 << 16;
+  uint32_t window = 0;
+  if (!reader->Read(&window) || window < 1 || window > kMostWindow) return false;
+  SetSweepWindow(static_cast<int>(window), layout);
+  return true;
+}
+
+// Positions of which a head must still hold all, of those past the sink.
+int64_t UnsettledPositions(const SequenceFile& file) {
+  if (!file.layout.SweepsEntries()) return 0;
+  const PromptPlace place = {file.layout.n_sink, file.n_prompt};
+  return std::max<int64_t>(
+      0, file.n_tokens - FirstUnsettled(*file.layout.retention, place, file.n_tokens));
+}
+
+// Lengths of every head, where heads count for themselves: between one and all positions past the
+// sink, or as many as there must be. Whether a head can have sealed as much is not checked here.
 bool ReadLengths(ByteReader* reader, SequenceFile* file) {
   const int n_seen = std::max(0, file->n_tokens - file->layout.n_sink);
-  const int every = file->layout.retention->merge->every;
+  const int every = file->layout.MergesEntries() ? file->layout.retention->merge->every : 0;
+  const int64_t n_unsettled = UnsettledPositions(*file);
   for (size_t i = 0; i < file->layout.shapes.size(); ++i) {
     uint32_t n_entries = 0, n_prompt_blocks = 0, n_sealed_blocks = 0;
     if (!reader->Read(&n_entries) || n_entries > static_cast<uint32_t>(n_seen) ||
-        (n_entries == 0) != (n_seen == 0) ||
+        (n_entries == 0) != (n_seen == 0) || n_entries < n_unsettled ||
         (every > 0 && n_entries != PooledEntries(n_seen, every))) {
       return false;
     }
@@ -166,6 +185,7 @@ bool ReadLengths(ByteReader* reader, SequenceFile* file) {
       if (!reader->Read(&n_prompt_blocks) || !reader->Read(&n_sealed_blocks) ||
           n_prompt_blocks > n_sealed_blocks ||
           n_sealed_blocks > OldEntries(*file, n_entries) / kBlockSize ||
+          n_sealed_blocks > (n_entries - n_unsettled) / kBlockSize ||
           (n_sealed_blocks - n_prompt_blocks) % (file->layout.seal->buffer / kBlockSize) != 0) {
         return false;
       }
@@ -227,6 +247,7 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
   layout->n_sink = static_cast<int>(n_sink);
   file->n_tokens = static_cast<int>(tokens);
   if (!ReadWindows(reader, window, layout)) return false;
+  if (layout->SweepsEntries() && !ReadSweepWindow(reader, layout)) return false;
   CapNewest(layout);
   for (uint64_t i = 0; i < uint64_t{n_layers} * n_kv_heads; ++i) {
     HeadNumbers head;
@@ -240,7 +261,7 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
     if (layout->ReadsWholeKeys() && shape.rank_k > layout->head_dim) return false;
   }
   if (layout->HasPressedRuns() && !ReadPressedRuns(reader, &file->pressed_runs)) return false;
-  return !layout->MergesEntries() || ReadLengths(reader, file);
+  return !layout->CountsByHead() || ReadLengths(reader, file);
 }
 
 // The numbers of a layout, in two parts.
@@ -255,6 +276,9 @@ void AppendDimensions(const CacheLayout& layout, std::string* out) {
 }
 void AppendHeads(const CacheLayout& layout, std::string* out) {
   AppendWindows(layout, out);
+  if (layout.SweepsEntries()) {
+    AppendBytes(static_cast<uint32_t>(layout.retention->sweep->window), out);
+  }
   for (int l = 0; l < layout.n_layers; ++l) {
     for (int g = 0; g < layout.n_kv_heads; ++g) {
       AppendHead(NumbersOf(layout, layout.shape(l, g), layout.storage(l, g)),

@@ -123,6 +123,7 @@ int64_t SequenceObjects::MissingBytes(const SequenceProgress& progress, int64_t 
     const BlockShape shape = progress.ShapeOf(*layout_, i);
     if (NeedsSinks(*layout_, progress, heads_, i)) n_bytes += SinkBytes(*layout_, shape);
     if (head.open_entry.is_null()) n_bytes += OpenEntryBytes(*layout_, shape);
+    if (head.flags.is_null()) n_bytes += EvictionFlagBytes(*layout_);
     if (NeedsQueryGram(*layout_, head)) n_bytes += QueryGramBytes(*layout_);
     n_bytes += std::max<int64_t>(0, RunTableBytesWith(heads_, runs, i) - head.run_table_bytes);
     if (n_blocks <= head.n_blocks()) continue;
@@ -133,8 +134,8 @@ int64_t SequenceObjects::MissingBytes(const SequenceProgress& progress, int64_t 
   return n_bytes;
 }
 
-// Sinks, open entries, Grams of queries and blocks in the order of heads (each head's in this
-// order). On failure all that was taken is given back.
+// Sinks, open entries, flags, Grams of queries and blocks in the order of heads (each head's in
+// this order). On failure all that was taken is given back.
 bool SequenceObjects::AllocateObjects(const SequenceProgress& progress, int64_t n_tokens,
                                       std::vector<ObjectId>* objects) {
   const auto take = [&](int64_t n_bytes) {
@@ -150,6 +151,9 @@ bool SequenceObjects::AllocateObjects(const SequenceProgress& progress, int64_t 
     if (NeedsSinks(*layout_, progress, heads_, i)) ok = take(SinkBytes(*layout_, shape));
     if (ok && head.open_entry.is_null() && layout_->MergesEntries()) {
       ok = take(OpenEntryBytes(*layout_, shape));
+    }
+    if (ok && head.flags.is_null() && layout_->SweepsEntries()) {
+      ok = take(EvictionFlagBytes(*layout_));
     }
     if (ok && NeedsQueryGram(*layout_, head)) ok = take(QueryGramBytes(*layout_));
     for (int64_t b = head.n_blocks(); ok && b < n_blocks; ++b)
@@ -199,6 +203,10 @@ Status SequenceObjects::Grow(const SequenceProgress& progress, int64_t n_tokens,
     if (head.open_entry.is_null() && layout_->MergesEntries()) {
       head.open_entry = *next++;
       device().Fill({head.open_entry}, std::byte{0}, OpenEntryBytes(*layout_, layout_->shapes[i]));
+    }
+    if (head.flags.is_null() && layout_->SweepsEntries()) {
+      head.flags = *next++;
+      device().Fill({head.flags}, std::byte{0}, EvictionFlagBytes(*layout_));
     }
     if (NeedsQueryGram(*layout_, head)) {
       head.query_gram = *next++;

@@ -68,6 +68,8 @@ ObjectId ObjectIn(const SequenceCache& cache, int layer_idx, int kv_head_idx,
       return head.query_gram();
     case ObjectPart::kOpenEntry:
       return head.open_entry();
+    case ObjectPart::kFlags:
+      return head.flags();
     case ObjectPart::kEntries:
       return head.entries().empty() ? head.sorted_positions().object : head.entries().object;
     case ObjectPart::kBlockTable:
@@ -298,7 +300,7 @@ class RowCopier {
 
 std::vector<MergedLength> MergedLengths(const SequenceCache& cache, const CacheLayout& layout) {
   std::vector<MergedLength> lengths;
-  for (int i = 0; layout.MergesEntries() && i < std::ssize(layout.shapes); ++i) {
+  for (int i = 0; layout.CountsByHead() && i < std::ssize(layout.shapes); ++i) {
     lengths.push_back(cache.head(i / layout.n_kv_heads, i % layout.n_kv_heads).merged_length());
   }
   return lengths;

@@ -33,7 +33,7 @@ std::optional<RetentionPlan> RetentionPlanOf(const Spec& spec) {
   if (is_sealed && spec.retention_facts().window > 0) return std::nullopt;
   RetentionPlan plan =
       std::visit([](const auto& options) { return PlanOf(options); }, *spec.retention());
-  if (is_sealed && plan.prunes_decode && !plan.merge.has_value()) {
+  if (is_sealed && plan.prunes_decode && !plan.merge.has_value() && !plan.sweep.has_value()) {
     plan.slack = kSealedSlack;
     plan.interval = std::max(plan.interval, kBlockSize);
   }

@@ -37,5 +37,8 @@ RetentionPlan PlanOf(const SnapkvOptions& options);
 RetentionPlan PlanOf(const PoolOptions& options);
 // The model decides which positions become one entry (DMC, arXiv 2403.09636; docs/methods/dmc.md).
 RetentionPlan PlanOf(const DmcOptions& options);
+// The model decides which positions leave once they are old (DMS, arXiv 2506.05345;
+// docs/methods/dms.md). The window is 0 where it is the model's.
+RetentionPlan PlanOf(const DmsOptions& options);
 
 }  // namespace kvlathe

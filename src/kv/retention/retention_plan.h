@@ -23,6 +23,15 @@ std::string NameOf(const MergePlan& plan);
 // How many entries a head has after n positions behind the sink if each is made of `every` of them.
 constexpr int64_t PooledEntries(int64_t n, int every) { return (n + every - 1) / every; }
 
+// Where the model decides which entries leave (DMS): at a prune point those go that it let go and
+// that the positions to come do not see any more. Heads keep as many of the others as they are.
+struct SweepPlan {
+  int window = 0;                // a position sees so many before it, whatever was decided
+  std::optional<double> offset;  // in place of the model's
+
+  friend bool operator==(const SweepPlan&, const SweepPlan&) = default;
+};
+
 struct RetentionPlan {
   // The queries whose attention is added up as the votes for entries.
   enum class Votes {
@@ -64,8 +73,14 @@ struct RetentionPlan {
 
   // If set, entries are merged and none is dropped, and nothing above is read.
   std::optional<MergePlan> merge;
+  // If set, the model decides what is dropped, and of the above `run` and `interval` are read.
+  std::optional<SweepPlan> sweep;
 
   bool HasVotes() const { return votes != Votes::kNone; }
+  // Whether lengths alone do not say how many entries there are.
+  bool ModelDecides() const {
+    return sweep.has_value() || (merge.has_value() && merge->every == 0);
+  }
 
   friend bool operator==(const RetentionPlan&, const RetentionPlan&) = default;
 };
@@ -101,6 +116,12 @@ RetainedLength RetainedAt(const RetentionPlan& plan, const PromptPlace& place, i
 // slack. Where the prompt has not been read by n_held, those that it held before count as well.
 int64_t MostBlocksBetween(const RetentionPlan& plan, const PromptPlace& place, int64_t n_held,
                           int64_t n_tokens);
+
+// With a sweep plan: the first position of which it has not been settled yet, once n_tokens are
+// there, whether it stays. Of these every head still holds all.
+int64_t FirstUnsettled(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
+// The most positions that are not settled at a time.
+int MostUnsettled(const RetentionPlan& plan);
 
 // The temperature of the votes of the query at `position`. Where n_generated is 0, how many
 // positions will be generated is not known, and it is tau_init.

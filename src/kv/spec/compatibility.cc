@@ -7,12 +7,16 @@ constexpr StatusCode kRefused = StatusCode::kInvalidArgument;
 
 // What keys from before RoPE go with.
 Status CheckLatents(const Spec& spec) {
-  if (!TurnWhenRead(spec.keys()) || !spec.retention_facts().merges) return OkStatus();
+  const RetentionFacts retention = spec.retention_facts();
+  if (!TurnWhenRead(spec.keys()) || (!retention.merges && !retention.counts_by_head)) {
+    return OkStatus();
+  }
   return Error(kRefused,
-               "--kv '{}': keys from before RoPE cannot be merged yet, as attention would have to "
+               "--kv '{}': keys from before RoPE cannot be {} yet, as attention would have to "
                "turn each by the position of its entry; leave out {} or {}, or take fdc, zack or "
                "lathe(keys=after)",
-               spec.text(), spec.NameOf(Axis::kBasis), spec.NameOf(Axis::kRetention));
+               spec.text(), retention.merges ? "merged" : "dropped by each head for itself",
+               spec.NameOf(Axis::kBasis), spec.NameOf(Axis::kRetention));
 }
 
 // What latents go with that lie in the blocks of several heads.
@@ -37,11 +41,12 @@ Status CheckSharedLatents(const Spec& spec) {
 // What one map for several KV heads goes with.
 Status CheckJoinedHeads(const Spec& spec) {
   if (!spec.joins_heads()) return OkStatus();
-  if (spec.retention_facts().merges) {
+  const RetentionFacts retention = spec.retention_facts();
+  if (retention.merges || retention.counts_by_head) {
     return Error(kRefused,
-                 "--kv '{}': {} merges the rows of each KV head, and heads=joint stores those of "
+                 "--kv '{}': {} {} the rows of each KV head, and heads=joint stores those of "
                  "several as one; take heads=own",
-                 spec.text(), spec.NameOf(Axis::kRetention));
+                 spec.text(), spec.NameOf(Axis::kRetention), retention.merges ? "merges" : "drops");
   }
   if (spec.quantizer_as<KvquantOptions>() != nullptr) {
     return Error(kRefused,
@@ -238,10 +243,10 @@ Status CheckKcvt(const Spec& spec) {
   const auto* const kcvt = spec.quantizer_as<KcvtOptions>();
   const int bits = kcvt != nullptr ? kcvt->bits : spec.quantizer_as<KvquantOptions>()->bits;
   return Error(kRefused,
-               "--kv '{}': {} gives a token of V one scale in all heads of a layer, and under dmc "
+               "--kv '{}': {} gives a token of V one scale in all heads of a layer, and under {} "
                "each head has tokens of its own; take kivi(bits={},group=64){}{}, or token, int8, "
                "q8_0, q4_0 or mxfp4",
-               spec.text(), spec.NameOf(Axis::kQuantizer), bits,
+               spec.text(), spec.NameOf(Axis::kQuantizer), spec.NameOf(Axis::kRetention), bits,
                spec.lowrank() != nullptr ? "+lowrank" : "",
                spec.sparse() != nullptr ? "+sparse" : "");
 }

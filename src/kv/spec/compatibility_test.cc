@@ -18,14 +18,14 @@ TEST(CheckSupported, WhatMergesIsQuantizedOrRefusedWithAnAlternative) {
     if (stage.axis != Axis::kQuantizer) continue;
     ++n_quantizers;
     const bool shares_scales = stage.name == "kcvt" || stage.name == "kvquant";
-    for (const char* merging : {"pool(n=2)", "dmc", "fdc+pool", "fdc+dmc"}) {
+    for (const char* merging : {"pool(n=2)", "dmc", "dms", "fdc+pool", "fdc+dmc", "fdc+dms"}) {
       for (const char* residual : {"", "+lowrank", "+sparse", "+lowrank+sparse"}) {
         const std::string text = fmt::format("{}+{}{}", merging, stage.name, residual);
         const auto spec = Spec::Parse(text);
         ASSERT_TRUE(spec.ok()) << text << ": " << spec.status();
         const Status status = CheckSupported(*spec);
-        const bool is_dmc = std::string_view(merging).ends_with("dmc");
-        if (is_dmc && shares_scales) {
+        const bool counts_by_head = spec->retention_facts().counts_by_head;
+        if (counts_by_head && shares_scales) {
           EXPECT_THAT(MessageOf(status),
                       HasSubstr(fmt::format("take kivi(bits=4,group=64){}, or", residual)))
               << text;
@@ -60,13 +60,19 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("goes alone")) << text;
   }
   for (const char* text :
-       {"dmc+kcvt", "fdc+dmc+kvquant", "pool+kvquant", "lathe(ratio=4)+sparse"}) {
+       {"dmc+kcvt", "fdc+dmc+kvquant", "pool+kvquant", "lathe(ratio=4)+sparse", "dms+kcvt",
+        "palu(rate=0.5)+dms", "lathe(rate=0.5,keys=before)+dms", "lathe(ratio=4,heads=joint)+dms",
+        "lathe(ratio=4,classes=3)+dms", "lathe(ratio=4,under_pressure=8)+dms",
+        "lathe(ratio=4,keys=centred)+dms"}) {
     EXPECT_EQ(CheckSupported(*Spec::Parse(text)).code(), StatusCode::kInvalidArgument) << text;
   }
   for (const char* text :
        {"fdc+dmc", "window+kivi", "window+kvquant", "pool+int8", "fdc+pool+kvquant",
         "lathe(ratio=4)+window", "lathe(ratio=4)+h2o+lowrank", "lathe(ratio=4)+dmc",
-        "dmc+gear(bits=2)", "fdc+dmc+q4_0", "fdc+h2o+turboquant", "dmc+turboquant(keys=product)"}) {
+        "dmc+gear(bits=2)", "fdc+dmc+q4_0", "fdc+h2o+turboquant", "dmc+turboquant(keys=product)",
+
+        "dmc+gear(bits=2)", "fdc+dmc+q4_0", "lathe(ratio=4)+dms", "dms+gear(bits=2)",
+        "zack+dms+mxfp4"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
   }
   EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("dmc+gear(bits=4)")).message()),

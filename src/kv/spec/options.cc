@@ -35,6 +35,13 @@ RetentionFacts OwnFactsOf(const DmcOptions& /*dmc*/) {
           .counts_by_head = true,
           .ends_prompt_as_run = true};
 }
+RetentionFacts OwnFactsOf(const DmsOptions& /*dms*/) {
+  return {.moves_rows = true,
+          .acts_on_later = true,
+          .differs_by_head = true,
+          .counts_by_head = true,
+          .ends_prompt_as_run = true};
+}
 
 }  // namespace
 

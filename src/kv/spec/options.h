@@ -158,8 +158,16 @@ struct DmcOptions {
   int window = 12;
   friend bool operator==(const DmcOptions&, const DmcOptions&) = default;
 };
-using RetentionStage = std::variant<H2oOptions, MasOptions, TovaOptions, KeyformerOptions,
-                                    SnapkvOptions, WindowOptions, PoolOptions, DmcOptions>;
+struct DmsOptions {
+  int window = 0;                // 0: the model's
+  std::optional<double> offset;  // none: the model's
+  int run = 256;
+  int interval = 64;
+  friend bool operator==(const DmsOptions&, const DmsOptions&) = default;
+};
+using RetentionStage =
+    std::variant<H2oOptions, MasOptions, TovaOptions, KeyformerOptions, SnapkvOptions,
+                 WindowOptions, PoolOptions, DmcOptions, DmsOptions>;
 
 // Null where no positions are chosen by votes.
 const BudgetOptions* BudgetOf(const RetentionStage& retention);

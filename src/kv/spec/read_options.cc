@@ -159,6 +159,14 @@ StageOptions ReadDmc(const KeyValues& values) {
   return RetentionStage(DmcOptions{.window = values.Integer("window")});
 }
 
+StageOptions ReadDms(const KeyValues& values) {
+  DmsOptions dms{.window = values.Integer("window"),
+                 .run = values.Integer("run"),
+                 .interval = values.Integer("interval")};
+  if (!values.Is("offset", "model")) dms.offset = values.Number("offset");
+  return RetentionStage(dms);
+}
+
 StageOptions ReadToken(const KeyValues& values) {
   return QuantizerStage(TokenOptions{.bits = values.Integer("bits"),
                                      .group = values.Integer("group"),

@@ -21,6 +21,7 @@ StageOptions ReadSnapkv(const KeyValues& values);
 StageOptions ReadWindow(const KeyValues& values);
 StageOptions ReadPool(const KeyValues& values);
 StageOptions ReadDmc(const KeyValues& values);
+StageOptions ReadDms(const KeyValues& values);
 StageOptions ReadToken(const KeyValues& values);
 StageOptions ReadKcvt(const KeyValues& values);
 StageOptions ReadKivi(const KeyValues& values);

@@ -225,6 +225,32 @@ constexpr KeyInfo kDmcWindow = {.name = "window",
                                 .multiple_of = 1};
 constexpr const KeyInfo* kDmcKeys[] = {&kDmcWindow, &kSink};
 
+constexpr KeyInfo kDmsWindow = {.name = "window",
+                                .doc = "newest positions that always stay; model: as it was taught",
+                                .default_text = "model",
+                                .min = 1,
+                                .max = 1 << 16,
+                                .multiple_of = 1,
+                                .choices = "model"};
+constexpr KeyInfo kDmsOffset = {
+    .name = "offset",
+    .doc = "what a decision must exceed: a lower one drops more; model: as it was taught",
+    .default_text = "model",
+    .min = -1000,
+    .max = 1000,
+    .choices = "model"};
+constexpr KeyInfo kDmsRun = {.name = "run",
+                             .doc = "prompt positions after which what may leave leaves",
+                             .default_text = "256",
+                             .min = 1,
+                             .max = 1 << 16,
+                             .multiple_of = 1};
+constexpr KeyInfo kDmsInterval = {.name = "interval",
+                                  .doc = "the same behind the prompt",
+                                  .default_text = "64",
+                                  .choices = "1|2|4|8|16|32|64"};
+constexpr const KeyInfo* kDmsKeys[] = {&kDmsWindow, &kDmsOffset, &kDmsRun, &kDmsInterval, &kSink};
+
 // --- quantizer ---
 
 constexpr KeyInfo kBits4 = Bits("2|3|4|8", "4");
@@ -445,6 +471,12 @@ constexpr StageInfo kStages[] = {
      .paper = kDmcPaper,
      .keys = kDmcKeys,
      .read = ReadDmc},
+    {.name = "dms",
+     .axis = kRetention,
+     .doc = "the model decides which positions leave once they are old (needs a retrofit)",
+     .paper = "Inference-Time Hyper-Scaling with KV Cache Compression",
+     .keys = kDmsKeys,
+     .read = ReadDms},
 
     {.name = "token",
      .axis = kQuantizer,

@@ -49,6 +49,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"window", "window(size=1024,sink=4)"},
       {"pool", "pool(n=4,sink=4)"},
       {"dmc", "dmc(window=12,sink=4)"},
+      {"dms", "dms(window=model,offset=model,run=256,interval=64,sink=4)"},
       {"token", "token(bits=4,group=64,hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
       {"kcvt", "kcvt(bits=4,run=512,buffer=64,newest=0,sink=4)"},
       {"kivi", "kivi(bits=2,group=32,run=512,buffer=64,newest=0,sink=4)"},
