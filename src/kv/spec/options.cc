@@ -20,6 +20,7 @@ RetentionFacts OwnFactsOf(const SnapkvOptions& /*snapkv*/) {
   facts.acts_on_later = false;
   return facts;
 }
+RetentionFacts OwnFactsOf(const KvzipOptions& /*kvzip*/) { return OwnFactsOf(SnapkvOptions()); }
 // Whole blocks go once all of their entries have left the window; the others stay where they are.
 RetentionFacts OwnFactsOf(const WindowOptions& window) {
   return {.acts_on_later = true, .window = window.size};

@@ -137,6 +137,12 @@ struct SnapkvOptions {
   int kernel = 5;
   friend bool operator==(const SnapkvOptions&, const SnapkvOptions&) = default;
 };
+struct KvzipOptions {
+  BudgetOptions budget;
+  int window = 32;   // newest positions of the prompt, which stay
+  int chunk = 2048;  // positions of the prompt that are read again at a time
+  friend bool operator==(const KvzipOptions&, const KvzipOptions&) = default;
+};
 struct WindowOptions {
   int size = 0;  // 0 where a profile is to answer
   int n_sink = 0;
@@ -150,8 +156,9 @@ struct DmcOptions {
   int window = 12;
   friend bool operator==(const DmcOptions&, const DmcOptions&) = default;
 };
-using RetentionStage = std::variant<H2oOptions, MasOptions, TovaOptions, KeyformerOptions,
-                                    SnapkvOptions, WindowOptions, PoolOptions, DmcOptions>;
+using RetentionStage =
+    std::variant<H2oOptions, MasOptions, TovaOptions, KeyformerOptions, SnapkvOptions, KvzipOptions,
+                 WindowOptions, PoolOptions, DmcOptions>;
 
 // Null where no positions are chosen by votes.
 const BudgetOptions* BudgetOf(const RetentionStage& retention);

@@ -135,6 +135,12 @@ StageOptions ReadSnapkv(const KeyValues& values) {
                                       .kernel = values.Integer("kernel")});
 }
 
+StageOptions ReadKvzip(const KeyValues& values) {
+  return RetentionStage(KvzipOptions{.budget = ReadBudget(values),
+                                     .window = values.Integer("window"),
+                                     .chunk = values.Integer("chunk")});
+}
+
 StageOptions ReadWindow(const KeyValues& values) {
   return RetentionStage(
       WindowOptions{.size = values.Integer("size"), .n_sink = values.Integer("sink")});
