@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "engine/sampler.h"
+#include "evaluation/read_again.h"
 
 namespace kvlathe {
 namespace {
@@ -341,6 +342,9 @@ Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> toke
     cache->set_n_prompt(static_cast<int64_t>(tokens.size()));
   }
   for (size_t begin = 0; begin < tokens.size();) {
+    if (cache->must_read_again()) {
+      KVL_RETURN_IF_ERROR(ReadPromptAgain(model, cache, tokens, kChunkTokens));
+    }
     const size_t n = std::min<size_t>(
         {kChunkTokens, tokens.size() - begin, static_cast<size_t>(cache->max_step())});
     KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n)));

@@ -69,6 +69,9 @@ struct CacheLayout {
   // own.
   bool MergesEntries() const { return retention.has_value() && retention->merge.has_value(); }
   bool DropsEntries() const { return retention.has_value() && !retention->merge.has_value(); }
+  // Whether a prompt of this length is read again before its last token, by which it is chosen what
+  // stays (RepeatPlan): not one of which everything stays.
+  bool RepeatsPrompt(int64_t n_prompt) const;
   // Whether the model decides what merges, so that lengths alone do not say how many entries there
   // are.
   bool ModelDecidesEntries() const { return MergesEntries() && retention->merge->every == 0; }

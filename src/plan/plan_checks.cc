@@ -43,6 +43,11 @@ Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
                  "dmc needs a model that was retrofitted with it (an object 'dmc' in its "
                  "config.json); take pool or another retention stage");
   }
+  if (parts.retention != nullptr && parts.retention->repeats_prompt() && model.rope_dim == 0) {
+    return Error(StatusCode::kUnimplemented,
+                 "the votes of kvzip read a prompt again behind itself, and a model with learned "
+                 "positions may have none left there; take snapkv or h2o");
+  }
   if (seal != nullptr && FactsOf(seal->format.codec).brings_bases && !model.windows.empty()) {
     return Error(StatusCode::kUnimplemented,
                  "a basis that is found where a prompt ends needs its first blocks to the end, and "

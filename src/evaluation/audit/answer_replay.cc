@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "evaluation/drift_steps.h"
+#include "evaluation/read_again.h"
 
 namespace kvlathe {
 
@@ -60,6 +61,10 @@ int64_t AnswerReplay::PeakBytes(const GivenAnswer& answer, const Model& none,
 Status AnswerReplay::Feed(Reader* reader, int64_t n_tokens, SequenceStep::Logits logits) const {
   const auto begin = static_cast<size_t>(reader->cache.n_tokens());
   const auto n = static_cast<size_t>(n_tokens);
+  if (reader->cache.must_read_again()) {
+    KVL_RETURN_IF_ERROR(
+        ReadPromptAgain(reader->model, &reader->cache, answer_.tokens, kStepTokens));
+  }
   KVL_RETURN_IF_ERROR(reader->cache.Extend(static_cast<int>(n_tokens)));
   const SequenceStep step{&reader->cache,
                           std::span<const int32_t>(answer_.tokens).subspan(begin, n), logits};

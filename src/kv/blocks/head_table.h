@@ -20,9 +20,13 @@ struct SequenceProgress {
   int64_t n_generated = 0;    // positions that come after the prompt; 0: not known
   int first_whole_layer = 0;  // once the prompt has ended: from here on keys are to be cut
   int64_t released_at = 0;    // what no position from here on can see has been given back
+  int n_on_trial = 0;         // of n_tokens, the last, which are not there to stay (ExtendOnTrial)
+
+  // Positions that no trial has added: what they end (the prompt, runs) is ended.
+  int n_settled() const { return n_tokens - n_on_trial; }
 
   bool HasWholeKeys(const CacheLayout& layout, int layer_idx) const {
-    return layout.ReadsWholeKeys() && (n_tokens < n_prompt || layer_idx >= first_whole_layer);
+    return layout.ReadsWholeKeys() && (n_settled() < n_prompt || layer_idx >= first_whole_layer);
   }
   // The shape of a plain block of head `head_idx` of [n_layers * n_kv_heads].
   BlockShape ShapeOf(const CacheLayout& layout, size_t head_idx) const {

@@ -73,17 +73,43 @@ class SequenceCache {
   int64_t n_generated() const { return progress_.n_generated; }
   // The most positions that the next Extend may add.
   int64_t max_step() const;
+  // Whether the prompt is to be read again on trial now, before its last token (PromptRepeat).
+  // Extend, which stops before that token, takes it once something has been.
+  bool must_read_again() const;
+  // Whether the positions on trial are those of the prompt that is read again.
+  bool reads_again() const { return is_on_trial() && n_settled() < n_prompt(); }
 
   // Makes positions [n_tokens, n_tokens + n_new) writable in every head, or none of them; n_new is
   // at most max_step(). Where a run ends there, room to seal it is set aside as well. The error is
   // kResourceExhausted, with what is needed and what is free, when the budget does not hold them,
-  // and kDataLoss when the step before failed and did not finish what it had to seal, drop or cut.
-  // The call costs one comparison when no head needs a block. New rows are undefined until they are
-  // written. In layers with a window, blocks and sinks that none of the new positions can see are
-  // given back first, and stay so when there is no room after all.
+  // and kDataLoss when the step before failed and did not finish what it had to seal, drop or cut,
+  // and kFailedPrecondition where must_read_again(). The call costs one comparison when no head
+  // needs a block. New rows are undefined until they are written. In layers with a window, blocks
+  // and sinks that none of the new positions can see are given back first, and stay so when there
+  // is no room after all.
   Status Extend(int n_new);
   // Gives everything back.
   void Clear();
+
+  // --- Positions that may not stay (sequence_trial.cc): drafts, and a text that is read for the
+  // votes alone. ---
+
+  // As Extend, of any number of positions, but none of them ends a run or the prompt, and nothing
+  // is dropped, cut or sealed for them: they are plain rows until TakeBack, which must come before
+  // the next Extend. A prompt that they go beyond has not ended.
+  Status ExtendOnTrial(int n_new);
+  bool is_on_trial() const { return progress_.n_on_trial > 0; }
+  int n_settled() const { return progress_.n_settled(); }  // positions that no trial has added
+  // The fewest positions to which TakeBack may go: those that were there before the last Extend, or
+  // before the first ExtendOnTrial behind it. Where the last Extend ended a run, the prompt or a
+  // prune interval, what it ended stays: those behind it.
+  int n_least() const { return n_least_; }
+  // Forgets all but the first n_tokens positions, at least n_least() and at least 1, between steps.
+  // The cache holds the bytes that it would hold had the others never come. Where positions on
+  // trial are kept, nothing may end among them. What forgotten rows have added to votes (retention)
+  // and to Gram matrices of queries (GathersQueries) stays; where entries are merged the call is
+  // not allowed.
+  void TakeBack(int n_tokens);
   // Returns another sequence of the same layout and pool that holds the same bytes and goes on as
   // this one would; neither knows of the other. The error is kResourceExhausted when there is no
   // room, and then nothing was taken, and kDataLoss as from Extend. Between Extend and the end of
@@ -194,6 +220,11 @@ class SequenceCache {
  private:
   // Whether a step has failed, or broke off in the middle.
   bool is_broken() const { return has_failed_ || must_seal() || must_prune() || must_cut_keys(); }
+  // Where it cannot go on; `verb` is what was asked.
+  Status CheckWhole(std::string_view verb) const;
+  Status CheckLength(int64_t n_after) const;
+  // Remembers where TakeBack may go, before a step.
+  void NoteBlocks();
   void EnterNewEntries(int64_t n_after);
   StatusOr<std::unique_ptr<SequenceCache>> Share(const PrefixPlace& place, bool to_write) const;
 
@@ -206,7 +237,10 @@ class SequenceCache {
   KeptEntries kept_;        // where the last step ended at a prune point that drops entries
   bool must_seal_ = false;  // the last step ended runs, or may have
   bool has_failed_ = false;
-  int64_t n_writable_ = 0;  // positions that the objects of every head hold
+  bool has_read_again_ = false;  // something, behind all but the last token of the prompt
+  int64_t n_writable_ = 0;       // positions that the objects of every head hold
+  int n_least_ = 0;
+  std::vector<int64_t> blocks_at_least_;  // that heads had at n_least_, or empty: what they have
   SequenceObjects objects_;
   Reencoding reencoding_;
 };

@@ -29,7 +29,7 @@ int64_t RunTableBytesWith(std::span<const HeadTable> heads, const std::vector<Ru
 // Of a head, while the next step is extended for.
 int64_t EntryBytesFor(const CacheLayout& layout, const SequenceProgress& progress,
                       int64_t n_blocks) {
-  return EntryBytesAt(layout, n_blocks, progress.n_tokens, progress.n_prompt);
+  return EntryBytesAt(layout, n_blocks, progress.n_settled(), progress.n_prompt);
 }
 
 // Sinks that fell out of a window do not come back.
@@ -233,6 +233,20 @@ void SequenceObjects::ReleaseOutOfWindow(const SequenceProgress& progress, int64
 void SequenceObjects::SetDropped(size_t head_idx, int64_t n_dropped, int64_t n_blocks) {
   heads_[head_idx].n_dropped = n_dropped;
   heads_[head_idx].ReleaseBlocksBehind(n_blocks, pool_);
+}
+
+void SequenceObjects::CountBlocks(std::vector<int64_t>* n_blocks) const {
+  n_blocks->clear();
+  for (const HeadTable& head : heads_) n_blocks->push_back(head.n_blocks());
+}
+
+void SequenceObjects::ReleaseBlocksBehind(const SequenceProgress& progress,
+                                          std::span<const int64_t> n_blocks) {
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    if (heads_[i].n_blocks() <= n_blocks[i]) continue;
+    heads_[i].ReleaseBlocksBehind(n_blocks[i], pool_);
+    SetEntryTableSize(i, EntryBytesFor(*layout_, progress, n_blocks[i]));
+  }
 }
 
 void SequenceObjects::SetEntryTableSize(size_t head_idx, int64_t n_bytes) {

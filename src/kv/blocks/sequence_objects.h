@@ -61,6 +61,10 @@ class SequenceObjects {
   // Says that the head has dropped n_dropped entries so far and that its first n_blocks hold those
   // that are left. The other blocks are given back.
   void SetDropped(size_t head_idx, int64_t n_dropped, int64_t n_blocks);
+  // How many blocks each head has, [n_layers * n_kv_heads].
+  void CountBlocks(std::vector<int64_t>* n_blocks) const;
+  // Gives back all blocks of each head but the first so many, and what tables have for them.
+  void ReleaseBlocksBehind(const SequenceProgress& progress, std::span<const int64_t> n_blocks);
   // Resizes the head's table of positions and votes. When the system has no memory for a smaller
   // one, the head keeps the larger one, and bytes() counts that.
   void SetEntryTableSize(size_t head_idx, int64_t n_bytes);

@@ -1,6 +1,7 @@
-// What is read behind a prompt for votes alone (RetentionPlan::Votes::kRepeat): the prompt once more,
-// chunk by chunk, each behind words that ask for it. Every chunk is read behind all but the last
-// token of the prompt, and is forgotten before the next one (SequenceCache::ExtendOnTrial, TakeBack).
+// What is read behind a prompt for votes alone (RetentionPlan::Votes::kRepeat): the prompt once
+// more, chunk by chunk, each behind words that ask for it. Every chunk is read behind all but the
+// last token of the prompt, and is forgotten before the next one (SequenceCache::ExtendOnTrial,
+// TakeBack).
 #pragma once
 
 #include <cstdint>
@@ -13,16 +14,15 @@ namespace kvlathe {
 
 class PromptRepeat {
  public:
-  PromptRepeat(const RepeatPlan* plan, int64_t n_prompt)
-      : plan_(plan), n_context_(n_prompt - 1) {}
+  PromptRepeat(const RepeatPlan* plan, int64_t n_prompt) : plan_(plan), n_context_(n_prompt - 1) {}
 
   // Whether all chunks have been read.
   bool is_done() const { return chunk_idx_ >= n_chunks(); }
   // The next tokens, at most n_max and of one chunk. `prompt` has its tokens, and may have more
   // behind them.
   std::vector<int32_t> Next(std::span<const int32_t> prompt, int64_t n_max) const;
-  // Says that so many of them have been read. Whether they end their chunk, which is to be forgotten
-  // then.
+  // Says that so many of them have been read. Whether they end their chunk, which is to be
+  // forgotten then.
   bool Advance(std::span<const int32_t> prompt, int64_t n_read);
 
  private:
