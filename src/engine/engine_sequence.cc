@@ -113,7 +113,8 @@ bool EngineSequence::KeepPrefixes() {
 }
 
 void EngineSequence::TakeInput(int64_t n_max) {
-  if (cache->must_read_again()) repeat.emplace(&layout->retention->repeat, n_prompt);
+  if (cache->must_read_again() && !repeat.has_value())
+    repeat.emplace(&layout->retention->repeat, n_prompt);
   if (repeats()) {
     input = repeat->Next(tokens, n_max);
     return;
@@ -133,6 +134,7 @@ Status EngineSequence::ExtendCache() {
 void EngineSequence::EndRepeatStep() {
   outcome.n_repeated_tokens += std::ssize(input);
   if (repeat->Advance(tokens, std::ssize(input))) cache->TakeBack(static_cast<int>(n_prompt - 1));
+  if (repeat->is_done()) cache->EndReadingAgain();
 }
 
 SequenceStep::Logits EngineSequence::WantedLogits() const {

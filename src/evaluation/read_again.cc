@@ -21,6 +21,7 @@ Status ReadPromptAgain(Model* model, SequenceCache* cache, std::span<const int32
       cache->TakeBack(static_cast<int>(cache->n_prompt() - 1));
     }
   }
+  cache->EndReadingAgain();
   return OkStatus();
 }
 

@@ -75,9 +75,13 @@ struct CacheLayout {
   // Whether the model decides what merges, so that lengths alone do not say how many entries there
   // are.
   bool ModelDecidesEntries() const { return MergesEntries() && retention->merge->every == 0; }
-  // Whether heads close their entries at positions of their own. Then each head is sealed by
-  // itself, as if it were the only one of its layer.
-  bool HasRunsOfHeads() const { return seal.has_value() && ModelDecidesEntries(); }
+  // Whether heads drop numbers of entries of their own where the prompt ends.
+  bool DropsByHead() const { return DropsEntries() && retention->joins_heads; }
+  // Whether heads close their entries at positions of their own, or keep numbers of their own. Then
+  // each head is sealed by itself, as if it were the only one of its layer.
+  bool HasRunsOfHeads() const {
+    return seal.has_value() && (ModelDecidesEntries() || DropsByHead());
+  }
   // Whether each head keeps the Gram matrix of its queries until it has sealed a run.
   bool GathersQueries() const { return FactsOf(codec()).gathers_queries; }
   int n_heads_per_run() const { return HasRunsOfHeads() ? 1 : n_kv_heads; }

@@ -124,7 +124,8 @@ void SequenceCache::EnterNewEntries(int64_t n_after) {
   bool drops = layout_->RetentionIsOver(n_after, n_prompt())  // at least the tables
                || (ends_prompt && layout_->HasClasses());     // they are sorted
   for (const HeadTable& head : objects_.heads()) {
-    drops = drops || n_after - layout_->n_sink - head.n_dropped > kept_.n;
+    const int64_t n_kept = head.n_to_keep > 0 ? head.n_to_keep : kept_.n;
+    drops = drops || n_after - layout_->n_sink - head.n_dropped > n_kept;
   }
   if (!drops) kept_ = {};
 }
@@ -191,7 +192,7 @@ void SequenceCache::DropPruned(int layer_idx) {
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
     const size_t i = HeadIdx(*layout_, layer_idx, g);
     const int64_t n_before = std::max(0, head(layer_idx, g).n_entries());
-    const int64_t n_kept = std::min<int64_t>(n_before, kept_.n);
+    const int64_t n_kept = std::min<int64_t>(n_before, n_to_keep(i));
     const int64_t n_blocks = BlocksAfterPrune(*layout_->retention, n_before, n_kept);
     objects_.SetDropped(i, objects_.heads()[i].n_dropped + n_before - n_kept, n_blocks);
     objects_.SetEntryTableSize(i, EntryBytesAt(*layout_, n_blocks, n_tokens(), n_prompt()));

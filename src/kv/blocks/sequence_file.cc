@@ -148,11 +148,13 @@ int64_t OldEntries(const SequenceFile& file, int64_t n_entries) {
   return std::max<int64_t>(0, n_entries - 1 - file.layout.seal->newest);
 }
 
-// Lengths of every head, where entries are merged: between one and all positions past the sink, or
-// as many as there must be. Whether a head can have sealed as much is not checked here.
+// Lengths of every head, where entries are merged or heads drop numbers of their own: between one
+// and all positions past the sink, or as many as there must be. Whether a head can have sealed as
+// much is not checked here.
 bool ReadLengths(ByteReader* reader, SequenceFile* file) {
   const int n_seen = std::max(0, file->n_tokens - file->layout.n_sink);
-  const int every = file->layout.retention->merge->every;
+  const bool merges = file->layout.MergesEntries();
+  const int every = merges ? file->layout.retention->merge->every : 0;
   for (size_t i = 0; i < file->layout.shapes.size(); ++i) {
     uint32_t n_entries = 0, n_prompt_blocks = 0, n_sealed_blocks = 0;
     if (!reader->Read(&n_entries) || n_entries > static_cast<uint32_t>(n_seen) ||
@@ -238,7 +240,7 @@ bool ReadLayout(ByteReader* reader, SequenceFile* file) {
     if (layout->ReadsWholeKeys() && shape.rank_k > layout->head_dim) return false;
   }
   if (layout->HasPressedRuns() && !ReadPressedRuns(reader, &file->pressed_runs)) return false;
-  return !layout->MergesEntries() || ReadLengths(reader, file);
+  return (!layout->MergesEntries() && !layout->DropsByHead()) || ReadLengths(reader, file);
 }
 
 // The numbers of a layout, in two parts.
@@ -351,8 +353,22 @@ int64_t MostEntriesAt(const SequenceFile& file, const MergedLength& length, int 
   return std::min<int64_t>(length.n_entries, int64_t{n_blocks} * kBlockSize + most_open);
 }
 
+// How many entries of its prompt each head kept, where heads dropped numbers of their own.
+Status SetToKeep(const SequenceFile& file, SequenceCache* cache) {
+  if (!file.layout.DropsByHead() || file.n_tokens < file.n_prompt) return OkStatus();
+  std::vector<int64_t> n_to_keep;
+  for (const MergedLength& length : file.merged) {
+    n_to_keep.push_back(length.n_entries - (file.n_tokens - file.n_prompt));
+    if (n_to_keep.back() < 1) {
+      return Error(StatusCode::kDataLoss, "damaged: a head has kept nothing of its prompt");
+    }
+  }
+  cache->SetToKeep(n_to_keep);
+  return OkStatus();
+}
+
 void SetMergedOfLayer(const SequenceFile& file, int layer_idx, SequenceCache* cache) {
-  if (file.merged.empty()) return;
+  if (!file.layout.MergesEntries()) return;
   const int n_kv_heads = file.layout.n_kv_heads;
   for (int g = 0; g < n_kv_heads; ++g) {
     const MergedLength& length = file.merged[layer_idx * n_kv_heads + g];
@@ -378,6 +394,8 @@ Status PressNewRuns(const SequenceFile& file, SequenceCache* cache) {
 // then the blocks of the file are the ones that are held. Runs get their objects.
 Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
   cache->set_n_prompt(file.n_prompt, file.n_generated);
+  if (file.n_tokens >= file.n_prompt) cache->SkipReadingAgain();
+  KVL_RETURN_IF_ERROR(SetToKeep(file, cache));
   while (cache->n_tokens() < file.n_tokens) {
     const int64_t n_left = file.n_tokens - cache->n_tokens();
     const int64_t n = n_left == 1 ? 1 : std::min<int64_t>(kBlockSize, n_left - 1);
@@ -398,7 +416,7 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
   }
   if (MergedLengths(*cache, file.layout) == file.merged) return OkStatus();
   return Error(StatusCode::kDataLoss,
-               "damaged: its heads cannot have merged and sealed what it says");
+               "damaged: its heads cannot have merged, dropped and sealed what it says");
 }
 
 // What the caller keeps, behind what other machines hold of the cache where there are some: how

@@ -298,7 +298,8 @@ class RowCopier {
 
 std::vector<MergedLength> MergedLengths(const SequenceCache& cache, const CacheLayout& layout) {
   std::vector<MergedLength> lengths;
-  for (int i = 0; layout.MergesEntries() && i < std::ssize(layout.shapes); ++i) {
+  const bool differ = layout.MergesEntries() || layout.DropsByHead();
+  for (int i = 0; differ && i < std::ssize(layout.shapes); ++i) {
     lengths.push_back(cache.head(i / layout.n_kv_heads, i % layout.n_kv_heads).merged_length());
   }
   return lengths;

@@ -24,7 +24,6 @@ Status SequenceCache::ExtendOnTrial(int n_new) {
     n_writable_ = objects_.WritablePositions();
   }
   const int64_t first = std::max<int64_t>(n_tokens(), layout_->n_sink);
-  if (n_new > 0 && must_read_again()) has_read_again_ = true;
   progress_.n_tokens = static_cast<int>(n_after);
   progress_.n_on_trial += n_new;
   if (layout_->DropsEntries() && !layout_->RetentionIsOver(progress_.n_settled(), n_prompt())) {

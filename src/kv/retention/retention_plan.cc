@@ -134,7 +134,8 @@ bool DropsOfPrompt(const RetentionPlan& plan, const PromptPlace& place) {
 
 int64_t MostRepeated(const RepeatPlan& plan, int64_t n_prompt) {
   const int64_t n_context = n_prompt - 1;
-  const int64_t n_end = std::ssize(plan.end_words), n_chunk = std::min<int64_t>(plan.chunk, n_context);
+  const int64_t n_end = std::ssize(plan.end_words),
+                n_chunk = std::min<int64_t>(plan.chunk, n_context);
   int64_t n_words = std::ssize(plan.first_words);
   if (n_context > plan.chunk) {
     const int64_t n_carried = std::min<int64_t>(RepeatPlan::kCarried, plan.chunk);
@@ -156,6 +157,10 @@ RetainedLength RetainedAt(const RetentionPlan& plan, const PromptPlace& place, i
   if (last > 0) {
     const int64_t held = BlocksAfterPrune(plan, ladder.Before(last), ladder.After(last));
     length.n_blocks = std::max(length.n_blocks, held);
+  }
+  // Heads that keep numbers of their own have another block each that is not full, at most.
+  if (plan.joins_heads && last == place.n_prompt && DropsOfPrompt(plan, place)) {
+    length.n_blocks = std::min(length.n_blocks + 1, BlocksOf(ladder.Seen(n_tokens)));
   }
   // What a prune finds grows from one to the next of equal steps, so the last of each kind has
   // most.

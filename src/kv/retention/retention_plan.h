@@ -33,7 +33,8 @@ struct RepeatPlan {
   std::vector<int32_t> first_words, later_words, end_words;
 
   static constexpr int kCarried = 8;
-  friend bool operator==(const RepeatPlan&, const RepeatPlan&) = default;
+  // What a cache holds has the same shape whatever the words are.
+  friend bool operator==(const RepeatPlan& a, const RepeatPlan& b) { return a.chunk == b.chunk; }
 };
 
 struct RetentionPlan {
@@ -48,7 +49,10 @@ struct RetentionPlan {
   Votes votes = Votes::kNone;
   bool is_noisy = false;      // votes are the softmax of noisy scores (Keyformer)
   bool shares_heads = false;  // all KV heads of a layer keep the same entries
-  int pool_kernel = 1;        // votes are averaged over this many neighbouring entries
+  // The heads of all layers have one budget for the prompt, as if each kept as many: where it ends,
+  // those stay that have the most votes of all (SequenceCache::EndReadingAgain).
+  bool joins_heads = false;
+  int pool_kernel = 1;  // votes are averaged over this many neighbouring entries
   // The votes for an entry are divided by how many queries have seen it.
   bool averages_votes = false;
   // While the prompt is read, keys are stored whole and votes are taken from their scores; where

@@ -68,6 +68,12 @@ Status CheckClasses(const Spec& spec) {
                  "{} drops or merges later ones too; take snapkv, or leave classes out",
                  spec.text(), spec.NameOf(Axis::kRetention));
   }
+  if (spec.retention_facts().counts_by_head) {
+    return Error(kRefused,
+                 "--kv '{}': classes=3 seals as many blocks of every head, and with heads=joint {} "
+                 "keeps other numbers of entries in each; take heads=own, or leave classes out",
+                 spec.text(), spec.NameOf(Axis::kRetention));
+  }
   if (spec.retention() != nullptr && TurnWhenRead(spec.keys())) {
     return Error(
         kRefused,
@@ -236,10 +242,10 @@ Status CheckKcvt(const Spec& spec) {
   const auto* const kcvt = spec.quantizer_as<KcvtOptions>();
   const int bits = kcvt != nullptr ? kcvt->bits : spec.quantizer_as<KvquantOptions>()->bits;
   return Error(kRefused,
-               "--kv '{}': {} gives a token of V one scale in all heads of a layer, and under dmc "
+               "--kv '{}': {} gives a token of V one scale in all heads of a layer, and under {} "
                "each head has tokens of its own; take kivi(bits={},group=64){}{}, or token, int8, "
                "q8_0, q4_0 or mxfp4",
-               spec.text(), spec.NameOf(Axis::kQuantizer), bits,
+               spec.text(), spec.NameOf(Axis::kQuantizer), spec.NameOf(Axis::kRetention), bits,
                spec.lowrank() != nullptr ? "+lowrank" : "",
                spec.sparse() != nullptr ? "+sparse" : "");
 }

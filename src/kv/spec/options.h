@@ -139,8 +139,9 @@ struct SnapkvOptions {
 };
 struct KvzipOptions {
   BudgetOptions budget;
-  int window = 32;   // newest positions of the prompt, which stay
-  int chunk = 2048;  // positions of the prompt that are read again at a time
+  int window = 32;          // newest positions of the prompt, which stay
+  int chunk = 2048;         // positions of the prompt that are read again at a time
+  bool joins_heads = true;  // all heads have one budget
   friend bool operator==(const KvzipOptions&, const KvzipOptions&) = default;
 };
 struct WindowOptions {

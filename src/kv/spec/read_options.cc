@@ -138,7 +138,8 @@ StageOptions ReadSnapkv(const KeyValues& values) {
 StageOptions ReadKvzip(const KeyValues& values) {
   return RetentionStage(KvzipOptions{.budget = ReadBudget(values),
                                      .window = values.Integer("window"),
-                                     .chunk = values.Integer("chunk")});
+                                     .chunk = values.Integer("chunk"),
+                                     .joins_heads = values.Is("heads", "joint")});
 }
 
 StageOptions ReadWindow(const KeyValues& values) {

@@ -209,8 +209,13 @@ constexpr KeyInfo kChunk = {.name = "chunk",
                             .min = 16,
                             .max = 1 << 16,
                             .multiple_of = 1};
-constexpr const KeyInfo* kKvzipKeys[] = {&kKvzipKeep, &kBudget, &kAccuracy, &kKvzipWindow,
-                                         &kChunk,     &kScore,  &kSink};
+constexpr KeyInfo kKvzipHeads = {
+    .name = "heads",
+    .doc = "the heads of all layers compete for one budget, or each keeps as many",
+    .default_text = "joint",
+    .choices = "joint|own"};
+constexpr const KeyInfo* kKvzipKeys[] = {&kKvzipKeep,  &kBudget, &kAccuracy, &kKvzipWindow,
+                                         &kKvzipHeads, &kChunk,  &kScore,    &kSink};
 
 constexpr KeyInfo kSize = {.name = "size",
                            .doc = "newest positions kept beside the sinks",
