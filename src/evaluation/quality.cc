@@ -9,7 +9,6 @@
 
 #include "base/clock.h"
 #include "engine/sampler.h"
-#include "evaluation/read_again.h"
 
 namespace kvlathe {
 namespace {
@@ -343,7 +342,7 @@ Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> toke
   }
   for (size_t begin = 0; begin < tokens.size();) {
     if (cache->must_read_again()) {
-      KVL_RETURN_IF_ERROR(ReadPromptAgain(model, cache, tokens, kChunkTokens));
+      KVL_RETURN_IF_ERROR(model->ReadPromptAgain(cache, tokens, kChunkTokens));
     }
     const size_t n = std::min<size_t>(
         {kChunkTokens, tokens.size() - begin, static_cast<size_t>(cache->max_step())});

@@ -153,9 +153,17 @@ Status RefuseVotes(const Spec& spec, const ModelFacts& model) {
 }  // namespace
 
 Status CheckShards(const Spec& spec, const ModelFacts& model) {
+  const PlanParts all = PartsOf(spec);
+  const bool is_divided = model.tensor_ranks > 1 || model.pipeline_stages > 1;
+  if (is_divided && all.retention.has_value() && all.retention->joins_heads) {
+    return Error(StatusCode::kInvalidArgument,
+                 "with heads=joint {} compares the votes of all heads of all layers, and here "
+                 "several ranks have some each; take heads=own",
+                 spec.NameOf(Axis::kRetention));
+  }
   if (model.tensor_ranks == 1) return OkStatus();
   const Keys keys = KeysOf(spec, model);
-  const PlanParts parts = PartsOf(spec);
+  const PlanParts& parts = all;
   const HeadTies ties = TiesOf(parts.seal.has_value() ? &*parts.seal : nullptr,
                                parts.retention.has_value() ? &*parts.retention : nullptr);
   if (AreDivided(HeadsPerMap(keys), model)) return RefuseMaps(spec, model, HeadsPerMap(keys));

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "evaluation/drift_steps.h"
-#include "evaluation/read_again.h"
 
 namespace kvlathe {
 
@@ -63,7 +62,7 @@ Status AnswerReplay::Feed(Reader* reader, int64_t n_tokens, SequenceStep::Logits
   const auto n = static_cast<size_t>(n_tokens);
   if (reader->cache.must_read_again()) {
     KVL_RETURN_IF_ERROR(
-        ReadPromptAgain(reader->model, &reader->cache, answer_.tokens, kStepTokens));
+        reader->model->ReadPromptAgain(&reader->cache, answer_.tokens, kStepTokens));
   }
   KVL_RETURN_IF_ERROR(reader->cache.Extend(static_cast<int>(n_tokens)));
   const SequenceStep step{&reader->cache,
