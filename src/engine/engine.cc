@@ -126,7 +126,7 @@ void Engine::PreemptNewest() {
 // where it merged too little.
 Status Engine::ExtendOrPreempt(Sequence* sequence) {
   for (;;) {
-    const Status status = sequence->cache->Extend(static_cast<int>(sequence->input.size()));
+    const Status status = sequence->ExtendCache();
     if (status.code() != StatusCode::kResourceExhausted) return status;
     if (prefixes_.EvictOldest() || DropWaitingCache(waiting_)) continue;
     const Pressed pressed = PressNewest();
@@ -200,6 +200,8 @@ void Engine::TakeResults(Model* model, LevelBatch* batch) {
     }
     if (!status.ok()) {
       Fail(s, std::move(status));
+    } else if (s->repeats()) {
+      s->EndRepeatStep();
     } else if (!s->outcome.embedding.empty()) {
       Finish(s, FinishReason::kStop);
     } else {
@@ -317,7 +319,8 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   if (finished->on_finish) finished->on_finish(finished->id, outcome);
   finishing_ = nullptr;
   const bool has_fewer_bits = finished->cache != nullptr && finished->cache->n_pressed() > 0;
-  if (finished->cache != nullptr && !has_fewer_bits && prefixes_.Takes(*finished->layout)) {
+  if (finished->cache != nullptr && !has_fewer_bits && !finished->repeats() &&
+      prefixes_.Takes(*finished->layout)) {
     const auto tokens = std::span(finished->tokens).first(finished->n_cached());
     prefixes_.Add(finished->prefix_key, tokens, std::move(finished->cache));
   }
@@ -370,7 +373,7 @@ Session Engine::TakeSession(RequestId id) {
   Sequence& s = *finishing_;
   KVL_CHECK_EQ(s.id, id);
   s.turn_ends.push_back(static_cast<int>(s.n_known()));
-  if (s.n_cached() + 1 < s.n_known()) s.cache.reset();
+  if (s.n_cached() + 1 < s.n_known() || s.repeats()) s.cache.reset();
   return {std::move(s.tokens), std::move(s.turn_ends), s.request.sampling,
           s.sampler.n_draws(), std::move(s.cache),     s.request.level};
 }

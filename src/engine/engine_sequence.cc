@@ -87,6 +87,7 @@ MergedCounts EngineSequence::MeasureMerging() {
 void EngineSequence::DropCache() {
   cache.reset();
   input.clear();
+  repeat.reset();
   kept_prefixes.clear();
   forecast_ = {};
   ++outcome.n_preemptions;
@@ -100,6 +101,7 @@ void EngineSequence::BeginBehind(std::unique_ptr<SequenceCache> prefix) {
 
 bool EngineSequence::KeepPrefixes() {
   kept_prefixes.clear();
+  if (repeats()) return true;
   const int64_t n_before = n_cached() - std::ssize(input);
   for (const int end : prefix_ends) {
     if (end <= n_before || end > n_cached() || !cache->CanShare(end, n_prompt)) continue;
@@ -111,6 +113,12 @@ bool EngineSequence::KeepPrefixes() {
 }
 
 void EngineSequence::TakeInput(int64_t n_max) {
+  if (cache->must_read_again() && !repeat.has_value())
+    repeat.emplace(&layout->retention->repeat, n_prompt);
+  if (repeats()) {
+    input = repeat->Next(tokens, n_max);
+    return;
+  }
   const auto turn = std::upper_bound(turn_ends.begin(), turn_ends.end(), n_cached());
   int64_t end = turn == turn_ends.end() ? n_known() : *turn;
   if (request.prompt_sink != nullptr) end = n_given - 1;
@@ -118,7 +126,19 @@ void EngineSequence::TakeInput(int64_t n_max) {
   input.assign(begin, begin + std::min({n_max, end - n_cached(), cache->max_step()}));
 }
 
+Status EngineSequence::ExtendCache() {
+  const auto n_new = static_cast<int>(input.size());
+  return repeats() ? cache->ExtendOnTrial(n_new) : cache->Extend(n_new);
+}
+
+void EngineSequence::EndRepeatStep() {
+  outcome.n_repeated_tokens += std::ssize(input);
+  if (repeat->Advance(tokens, std::ssize(input))) cache->TakeBack(static_cast<int>(n_prompt - 1));
+  if (repeat->is_done()) cache->EndReadingAgain();
+}
+
 SequenceStep::Logits EngineSequence::WantedLogits() const {
+  if (repeats()) return SequenceStep::Logits::kNone;
   if (request.pooling) return SequenceStep::Logits::kHidden;
   // The last token of a prompt tells none of it.
   if (LacksPromptLogprobs() && n_cached() >= std::ssize(outcome.prompt_logprobs)) {

@@ -76,7 +76,8 @@ struct RequestOutcome {
   // Where the prompt of the cache ended (SequenceCache::n_prompt): of an earlier request whose
   // answer this one went on behind, where it did (EngineOptions::prefix_bytes).
   int64_t n_cache_prompt = 0;
-  int n_preemptions = 0;  // times that the cache was given up and computed again
+  int64_t n_repeated_tokens = 0;  // that were read again for votes (RetentionPlan::Votes::kRepeat)
+  int n_preemptions = 0;          // times that the cache was given up and computed again
   // Positions that were sealed again in fewer bits because memory was short, counted once more
   // where the cache was given up and computed again.
   int64_t n_pressed_tokens = 0;

@@ -357,6 +357,12 @@ int64_t QueryGramBytes(const CacheLayout& layout) {
   return RoundUp(d * d * static_cast<int64_t>(sizeof(float)), kObjectAlignment);
 }
 
+bool CacheLayout::RepeatsPrompt(int64_t n_prompt) const {
+  if (!DropsEntries() || !retention->repeats_prompt()) return false;
+  if (n_prompt < 2 || n_prompt == kEndlessPrompt) return false;
+  return HasClasses() || DropsOfPrompt(*retention, {n_sink, n_prompt});
+}
+
 int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens) {
   return (std::max<int64_t>(0, n_tokens - layout.n_sink) + kBlockSize - 1) / kBlockSize;
 }

@@ -166,6 +166,9 @@ Status Follower::TakeCacheEvent(const CacheEvent& event) {
     case CacheEvent::Kind::kTakenBack:
       cache->TakeBack(static_cast<int>(event.numbers[0]));
       break;
+    case CacheEvent::Kind::kReadAgain:
+      cache->EndReadingAgain();
+      break;
     case CacheEvent::Kind::kCleared:
       cache->Clear();
       break;

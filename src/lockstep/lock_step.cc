@@ -245,6 +245,10 @@ void LockStep::TakenBack(int64_t cache, int n_tokens) {
       {.kind = CacheEvent::Kind::kTakenBack, .subject = cache, .numbers = {n_tokens}});
 }
 
+void LockStep::ReadAgain(int64_t cache) {
+  events_.push_back({.kind = CacheEvent::Kind::kReadAgain, .subject = cache});
+}
+
 void LockStep::Cleared(int64_t cache) {
   events_.push_back({.kind = CacheEvent::Kind::kCleared, .subject = cache});
 }

@@ -24,6 +24,7 @@ struct CacheEvent {
     kExtended,         // numbers: {n_new}
     kExtendedOnTrial,  // numbers: {n_new}
     kTakenBack,        // numbers: {n_tokens}
+    kReadAgain,
     kCleared,
     kCopied,  // other: the copy
     kKept,    // other: what shares, numbers: PrefixPlace

@@ -65,6 +65,10 @@ class PlanSource {
     return std::nullopt;
   }
 
+  // Words that ask for a text again, and how many positions of it are read at a time is the plan's;
+  // none where nothing knows the model's words.
+  virtual void AddRepeatWords(RepeatPlan* /*plan*/) {}
+
   // Gram matrices and biases of the weights, in the shapes of BasisInputs.
   virtual StatusOr<std::vector<std::vector<double>>> ValueGrams(int n_joined) = 0;
   virtual StatusOr<std::vector<std::vector<double>>> KeyGrams(int n_joined) = 0;

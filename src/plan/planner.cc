@@ -218,6 +218,9 @@ StatusOr<CachePlan> CachePlanner::MakePlan(const Spec& spec, std::optional<doubl
   PlanParts parts = PartsOf(spec);
   KVL_RETURN_IF_ERROR(AddBasis(spec, rate, &parts));
   KVL_RETURN_IF_ERROR(AddCodebooks(spec, &parts));
+  if (parts.retention.has_value() && parts.retention->repeats_prompt()) {
+    source_->AddRepeatWords(&parts.retention->repeat);
+  }
   return AssemblePlan(model_, std::move(parts));
 }
 

@@ -60,6 +60,17 @@ bool ModelStatistics::HasOwnChoice(const CalibrationRun& run) const {
           FileExists(BesideModel(options().model, StatisticsFileName(run.Merging()))));
 }
 
+// As KVzip's authors ask for it.
+void ModelStatistics::AddRepeatWords(RepeatPlan* plan) {
+  if (!workspace_->has_tokenizer()) return;
+  const auto words = [this](std::string_view text) {
+    return workspace_->tokenizer().Tokenize(text, /*add_bos=*/false, /*parse_special=*/false);
+  };
+  plan->first_words = words("\n\nRepeat the previous context exactly.");
+  plan->later_words = words("\n\nRepeat the part of the previous context exactly, starting with");
+  plan->end_words = words("\n");
+}
+
 template <typename F>
 std::invoke_result_t<F, Workspace*> ModelStatistics::OnWholeModel(const F& measure) const {
   const RankGroup* const ranks = options().ranks;

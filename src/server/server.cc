@@ -206,7 +206,8 @@ void Server::LogListening() const {
 
 void Server::LogUnsharedLevels(const std::vector<Model*>& levels) const {
   for (size_t l = 0; l < levels.size(); ++l) {
-    const std::string_view why = WhyNothingIsShared(levels[l]->layout());
+    const CacheLayout& layout = levels[l]->layout();
+    const std::string_view why = SharesEndedPrompts(layout) ? "" : WhyNothingIsShared(layout);
     if (!why.empty()) log_.Write("prefixes_not_stored", {{"kv", level_names_[l]}, {"why", why}});
   }
 }

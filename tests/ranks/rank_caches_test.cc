@@ -46,6 +46,7 @@ constexpr const char* kCachesOfOneHead[] = {
     "mas(keep=0.5)",
     "keyformer(keep=0.5)",
     "snapkv(keep=0.5)",
+    "kvzip(keep=0.5,window=8,heads=own,chunk=40)",
     "tova(keep=0.5,heads=own)",
     "window(size=100)",
     "pool(n=4)",

@@ -67,6 +67,8 @@ struct HeadTable {
   ObjectId flags;         // EvictionFlags, where the model decides what leaves
   ObjectId query_gram;    // QueryGramBytes, until a run is sealed
   int64_t n_dropped = 0;  // entries, dropped or merged
+  // Of the prompt, that stay where it ends (CacheLayout::DropsByHead); 0: not known yet.
+  int64_t n_to_keep = 0;
 
   int64_t n_blocks() const { return std::ssize(blocks); }
   int64_t n_sealed() const {
@@ -103,8 +105,8 @@ struct HeadTable {
   // so far to their copies. False when there is no room, and then Clear can give the table back.
   bool CopyFrom(const HeadTable& from, std::map<ObjectId, ObjectId>* shared, BlockPool* pool);
   // Makes this table, which is empty, one of the first objects of another, by reference. The other
-  // has neither dropped nor merged entries. False when there is no room, and then Clear can give
-  // the table back.
+  // has no merged entries, and of those that it has dropped none is among them. False when there is
+  // no room, and then Clear can give the table back.
   bool ShareFrom(const HeadTable& from, const SharedPart& part, BlockPool* pool);
   // f(ObjectId) for every reference that the table holds.
   template <typename F>

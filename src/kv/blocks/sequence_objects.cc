@@ -290,9 +290,17 @@ bool SequenceObjects::CopyFrom(const SequenceObjects& from) {
   return true;
 }
 
-bool SequenceObjects::ShareFrom(const SequenceObjects& from, const SharedPart& part) {
+bool SequenceObjects::ShareFrom(const SequenceObjects& from, int64_t n_tokens, bool to_write) {
   for (size_t i = 0; i < heads_.size(); ++i) {
-    if (!heads_[i].ShareFrom(from.heads_[i], part, pool_)) return false;
+    const HeadTable& head = from.heads_[i];
+    const int64_t n_entries = std::max<int64_t>(0, n_tokens - layout_->n_sink - head.n_dropped);
+    SharedPart part = {.n_blocks = head.BlocksAt(*layout_, n_tokens),
+                       .copies_sink = to_write && n_tokens < layout_->n_sink,
+                       .copies_last_block = to_write && n_entries % kBlockSize != 0};
+    for (const SealedRun& run : head.runs) {
+      if (run.first_block + run.n_blocks <= part.n_blocks) ++part.n_runs;
+    }
+    if (!heads_[i].ShareFrom(head, part, pool_)) return false;
   }
   return true;
 }

@@ -73,6 +73,12 @@ Status CheckClasses(const Spec& spec) {
                  "{} drops or merges later ones too; take snapkv, or leave classes out",
                  spec.text(), spec.NameOf(Axis::kRetention));
   }
+  if (spec.retention_facts().counts_by_head) {
+    return Error(kRefused,
+                 "--kv '{}': classes=3 seals as many blocks of every head, and with heads=joint {} "
+                 "keeps other numbers of entries in each; take heads=own, or leave classes out",
+                 spec.text(), spec.NameOf(Axis::kRetention));
+  }
   if (spec.retention() != nullptr && TurnWhenRead(spec.keys())) {
     return Error(
         kRefused,

@@ -145,6 +145,13 @@ struct SnapkvOptions {
   int kernel = 5;
   friend bool operator==(const SnapkvOptions&, const SnapkvOptions&) = default;
 };
+struct KvzipOptions {
+  BudgetOptions budget;
+  int window = 32;          // newest positions of the prompt, which stay
+  int chunk = 2048;         // positions of the prompt that are read again at a time
+  bool joins_heads = true;  // all heads have one budget
+  friend bool operator==(const KvzipOptions&, const KvzipOptions&) = default;
+};
 struct WindowOptions {
   int size = 0;  // 0 where a profile is to answer
   int n_sink = 0;
@@ -166,7 +173,7 @@ struct DmsOptions {
   friend bool operator==(const DmsOptions&, const DmsOptions&) = default;
 };
 using RetentionStage =
-    std::variant<H2oOptions, MasOptions, TovaOptions, KeyformerOptions, SnapkvOptions,
+    std::variant<H2oOptions, MasOptions, TovaOptions, KeyformerOptions, SnapkvOptions, KvzipOptions,
                  WindowOptions, PoolOptions, DmcOptions, DmsOptions>;
 
 // Null where no positions are chosen by votes.

@@ -146,6 +146,13 @@ StageOptions ReadSnapkv(const KeyValues& values) {
                                       .kernel = values.Integer("kernel")});
 }
 
+StageOptions ReadKvzip(const KeyValues& values) {
+  return RetentionStage(KvzipOptions{.budget = ReadBudget(values),
+                                     .window = values.Integer("window"),
+                                     .chunk = values.Integer("chunk"),
+                                     .joins_heads = values.Is("heads", "joint")});
+}
+
 StageOptions ReadWindow(const KeyValues& values) {
   return RetentionStage(
       WindowOptions{.size = values.Integer("size"), .n_sink = values.Integer("sink")});

@@ -18,6 +18,7 @@ StageOptions ReadMas(const KeyValues& values);
 StageOptions ReadTova(const KeyValues& values);
 StageOptions ReadKeyformer(const KeyValues& values);
 StageOptions ReadSnapkv(const KeyValues& values);
+StageOptions ReadKvzip(const KeyValues& values);
 StageOptions ReadWindow(const KeyValues& values);
 StageOptions ReadPool(const KeyValues& values);
 StageOptions ReadDmc(const KeyValues& values);

@@ -199,6 +199,27 @@ constexpr KeyInfo kKernel = {.name = "kernel",
 constexpr const KeyInfo* kSnapkvKeys[] = {&kSnapkvBudget, &kKeep,  &kAccuracy, &kSnapkvWindow,
                                           &kKernel,       &kScore, &kSink};
 
+constexpr KeyInfo kKvzipKeep = WithDefault(kKeep, "0.5");
+constexpr KeyInfo kKvzipWindow = {.name = "window",
+                                  .doc = "last prompt positions, which stay",
+                                  .default_text = "32",
+                                  .min = 1,
+                                  .max = 4096,
+                                  .multiple_of = 1};
+constexpr KeyInfo kChunk = {.name = "chunk",
+                            .doc = "prompt positions that are read again at a time",
+                            .default_text = "2048",
+                            .min = 16,
+                            .max = 1 << 16,
+                            .multiple_of = 1};
+constexpr KeyInfo kKvzipHeads = {
+    .name = "heads",
+    .doc = "the heads of all layers compete for one budget, or each keeps as many",
+    .default_text = "joint",
+    .choices = "joint|own"};
+constexpr const KeyInfo* kKvzipKeys[] = {&kKvzipKeep,  &kBudget, &kAccuracy, &kKvzipWindow,
+                                         &kKvzipHeads, &kChunk,  &kScore,    &kSink};
+
 constexpr KeyInfo kSize = {.name = "size",
                            .doc = "newest positions kept beside the sinks",
                            .default_text = "1024",
@@ -449,6 +470,14 @@ constexpr StageInfo kStages[] = {
      .paper = "SnapKV: LLM Knows What You are Looking for Before Generation",
      .keys = kSnapkvKeys,
      .read = ReadSnapkv,
+     .check = CheckVoting,
+     .ladders = kKeepLadder},
+    {.name = "kvzip",
+     .axis = kRetention,
+     .doc = "the prompt positions that are attended to while the prompt is read again",
+     .paper = "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction",
+     .keys = kKvzipKeys,
+     .read = ReadKvzip,
      .check = CheckVoting,
      .ladders = kKeepLadder},
     {.name = "window",

@@ -46,6 +46,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
        "keyformer(keep=0.6,recent=0.3,tau_init=1,tau_end=2,interval=1,prune=run,score=stored,"
        "sink=4)"},
       {"snapkv", "snapkv(budget=1024,window=32,kernel=5,score=stored,sink=4)"},
+      {"kvzip", "kvzip(keep=0.5,window=32,heads=joint,chunk=2048,score=stored,sink=4)"},
       {"window", "window(size=1024,sink=4)"},
       {"pool", "pool(n=4,sink=4)"},
       {"dmc", "dmc(window=12,sink=4)"},
