@@ -168,7 +168,7 @@ class DraftedText : public ::testing::Test {
   std::unique_ptr<Model> model_;
   std::unique_ptr<HostPool> pool_;
   SequenceIdentity identity_;
-  ScratchFolder folder_{"drafted_text"};
+  ScratchFolder folder_;
   int n_steps_ = 0;
 };
 

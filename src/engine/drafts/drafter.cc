@@ -10,7 +10,7 @@ namespace {
 
 Status DraftError(std::string_view text, std::string_view why) {
   return Error(StatusCode::kInvalidArgument,
-               "draft {}: {}; write ngram, none, or ngram:tokens=8,min=2,max=4 with tokens from 1 "
+               "{}: {}; write ngram, none, or ngram:tokens=8,min=2,max=4 with tokens from 1 "
                "to {} and 1 <= min <= max <= {}",
                text, why, kMostDrafted, DraftOptions::kLongestMatch);
 }
