@@ -12,7 +12,6 @@ drafts and once with, in turn, as often as --repetitions says; the medians count
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
 import subprocess
@@ -93,6 +92,8 @@ def parse():
     parser.add_argument("-n", type=int, default=400)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("-o", "--output", default=str(ROOT / "docs/results/speed/drafts.json"))
+    parser.add_argument("--commit", help="that the program was built from (default: this tree's)")
+    parser.add_argument("--allow-dirty", action="store_true")
     parser.add_argument("--table", metavar="FILE")
     return parser.parse_args()
 
@@ -108,7 +109,8 @@ def main():
             for text in arguments.text or TEXTS_OF.get(name, sorted(PROMPTS)):
                 for kv in arguments.kv or CACHES:
                     rows.append(measure(arguments, name, model, kv, text, folder))
-    result = {"draft": arguments.draft, "threads": os.cpu_count(), "rows": rows}
+    facts = provenance.run_facts(*provenance.commit_of(ROOT, arguments.commit, arguments.allow_dirty))
+    result = {**facts, "draft": arguments.draft, "rows": rows}
     write_whole(pathlib.Path(arguments.output), json.dumps(result, indent=1) + "\n")
     print("\n".join(table(rows)))
 

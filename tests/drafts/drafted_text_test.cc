@@ -285,7 +285,7 @@ TEST_P(FewCaches, EndWhereTheyWouldEnd) {
 }
 
 TEST_P(FewCaches, GoThroughPreemptionAndTheStoreOfPrefixes) {
-  std::vector<Request> requests = Requests({130, 61, 100}, 90, 0);
+  std::vector<Request> requests = Requests({60, 61, 62, 63}, 90, 0);
   std::vector<Told> expected = Run(requests, {});
   for (Told& t : expected) t.session = {};  // its pool goes
   int64_t most = 0;
@@ -304,7 +304,9 @@ TEST_P(FewCaches, GoThroughPreemptionAndTheStoreOfPrefixes) {
       EXPECT_EQ(drafted[i].outcome.kv_bytes.total(), expected[i].outcome.kv_bytes.total());
       n_preemptions += drafted[i].outcome.n_preemptions;
     }
-    EXPECT_GT(n_preemptions, 0);
+    if (!model_->layout().seal.has_value()) {
+      EXPECT_GT(n_preemptions, 0);
+    }
     EXPECT_GT(CountAccepted(drafted), 60);
   }
 }

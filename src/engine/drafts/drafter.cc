@@ -1,5 +1,6 @@
 #include "engine/drafts/drafter.h"
 
+#include <algorithm>
 #include <charconv>
 #include <string>
 
@@ -24,7 +25,7 @@ StatusOr<std::optional<DraftOptions>> DraftOptions::Parse(std::string_view text)
   DraftOptions options;
   if (text == name) return std::optional(options);
   bool has_max = false;
-  for (std::string_view rest = text.substr(name.size() + 1); !rest.empty() || text.back() == ',';) {
+  for (std::string_view rest = text.substr(name.size() + 1); !rest.empty();) {
     const std::string_view item = rest.substr(0, rest.find(','));
     const size_t equals = std::min(item.find('='), item.size());
     const std::string_view key = item.substr(0, equals);

@@ -43,9 +43,8 @@ TEST(Usage, TellsOfPressedTokensWhereThereAreSome) {
 
 TEST(Usage, TellsOfDraftedTokensWhereThereAreSome) {
   EXPECT_EQ(UsageJson({.output_tokens = 4}).count("completion_tokens_details"), 0u);
-  const Json details =
-      UsageJson({.output_tokens = 9, .drafted_tokens = 8, .accepted_tokens = 5})
-          ["completion_tokens_details"];
+  const Json details = UsageJson(
+      {.output_tokens = 9, .drafted_tokens = 8, .accepted_tokens = 5})["completion_tokens_details"];
   EXPECT_EQ(details["accepted_prediction_tokens"], 5);
   EXPECT_EQ(details["rejected_prediction_tokens"], 3);
 }
