@@ -68,8 +68,10 @@ int64_t EngineSequence::WantedBytes(int max_step, const MergedCounts& of_level) 
   const auto n_heads = static_cast<int64_t>(layout->shapes.size());
   const bool is_measured = merged_.n_positions >= kMeasuredPositions * n_heads;
   const double share = is_measured ? merged_.share() : of_level.share();
+  const int n_decode = request.drafter == nullptr ? 1 : 1 + kMostDrafted;
   f = {n_until, has_prompt, decodes(),
-       PeakBytesIfMerged(*layout, {n_cached(), n_until}, decodes() ? 1 : max_step, n_prompt, share),
+       PeakBytesIfMerged(*layout, {n_cached(), n_until}, decodes() ? n_decode : max_step, n_prompt,
+                         share),
        request.refuses_pressure ? 0 : BytesToPressOff(*layout, n_until, n_prompt)};
   const int64_t n_bytes = f.n_bytes - std::max(off_bytes, f.to_press_bytes);
   if (layout->ModelDecidesEntries() && !is_measured) f = {};  // others will know better
@@ -88,6 +90,7 @@ void EngineSequence::DropCache() {
   cache.reset();
   input.clear();
   repeat.reset();
+  n_draft = 0;
   kept_prefixes.clear();
   forecast_ = {};
   ++outcome.n_preemptions;
@@ -102,7 +105,7 @@ void EngineSequence::BeginBehind(std::unique_ptr<SequenceCache> prefix) {
 bool EngineSequence::KeepPrefixes() {
   kept_prefixes.clear();
   if (repeats()) return true;
-  const int64_t n_before = n_cached() - std::ssize(input);
+  const int64_t n_before = cache->n_tokens() - std::ssize(input);
   for (const int end : prefix_ends) {
     if (end <= n_before || end > n_cached() || !cache->CanShare(end, n_prompt)) continue;
     auto kept = cache->Keep({end, n_prompt, request.max_tokens});
@@ -124,6 +127,7 @@ void EngineSequence::TakeInput(int64_t n_max) {
   if (request.prompt_sink != nullptr) end = n_given - 1;
   const auto begin = tokens.begin() + n_cached();
   input.assign(begin, begin + std::min({n_max, end - n_cached(), cache->max_step()}));
+  n_draft = 0;
 }
 
 Status EngineSequence::ExtendCache() {
@@ -140,6 +144,7 @@ void EngineSequence::EndRepeatStep() {
 SequenceStep::Logits EngineSequence::WantedLogits() const {
   if (repeats()) return SequenceStep::Logits::kNone;
   if (request.pooling) return SequenceStep::Logits::kHidden;
+  if (n_unchecked > 0) return SequenceStep::Logits::kAll;
   // The last token of a prompt tells none of it.
   if (LacksPromptLogprobs() && n_cached() >= std::ssize(outcome.prompt_logprobs)) {
     return SequenceStep::Logits::kAll;

@@ -48,6 +48,8 @@ struct EngineSequence {
   std::unique_ptr<SequenceCache> cache;
   std::vector<int32_t> input;          // tokens of the current step
   std::optional<PromptRepeat> repeat;  // of the prompt in the cache, once it has begun
+  int n_draft = 0;                     // of these, the last, that are drafted
+  int n_unchecked = 0;  // positions of the cache, the last, whose tokens may turn out to be others
   RequestOutcome outcome;
   Stopwatch since_submit;
   Stopwatch since_first_token;
@@ -55,8 +57,8 @@ struct EngineSequence {
   EngineSequence(Request r, Session session, const CacheLayout* cache_layout);
 
   int64_t n_known() const { return std::ssize(tokens); }
-  // Positions of the cache that are there to stay.
-  int64_t n_cached() const { return cache == nullptr ? 0 : cache->n_settled(); }
+  // Positions of the cache that are there to stay, but for those that are not checked.
+  int64_t n_cached() const { return cache == nullptr ? 0 : cache->n_settled() - n_unchecked; }
   // Whether the prompt is being read again, by which its cache chooses what stays.
   bool repeats() const { return repeat.has_value() && !repeat->is_done(); }
   // Whether it has read what it reads for another machine, and not all of it is sent.
@@ -86,6 +88,19 @@ struct EngineSequence {
   Status ExtendCache();
   // Says that a step has read `input`, while the prompt is read again.
   void EndRepeatStep();
+  // --- Drafts (drafts/engine_drafts.cc), of a sequence that decodes. ---
+
+  // Puts at most n_most drafted tokens behind its token in `input`; nothing where it has no
+  // drafter, or no place for them.
+  void AddDraft(int64_t n_most);
+  // Takes them out again.
+  void DropDraft();
+  // Of the next token that is not checked, where there is one: whether `token`, which the model
+  // has generated in its place, is the same. Counts it as accepted then.
+  bool AcceptsNext(int32_t token);
+  // Has the cache forget what is not checked.
+  void TakeBackUnchecked();
+
   // Whether log-probabilities of the prompt are asked for that are not known yet; then what comes
   // next to the cache may be a token of the prompt whose logits tell one.
   bool LacksPromptLogprobs() const {
