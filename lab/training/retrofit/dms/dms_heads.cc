@@ -22,15 +22,22 @@ std::map<std::string, std::string> MetadataOf(const DmsRecipe& recipe) {
 Status WriteDmsHeads(const Decoder& decoder, const DmsRecipe& recipe, const std::string& path) {
   std::vector<torch::Tensor> kept;
   std::vector<TensorToWrite> tensors;
-  for (const auto& [name, parameter] : decoder.parameters()) {
-    if (!IsOfDmsHead(name)) continue;
-    kept.push_back(parameter.detach().to(torch::kCPU, torch::kFloat).contiguous());
+  const auto add = [&](const std::string& name, const torch::Tensor& parameter, DType dtype) {
+    const auto type = dtype == DType::kBf16 ? torch::kBFloat16 : torch::kFloat;
+    kept.push_back(parameter.detach().to(torch::kCPU, type).contiguous());
     TensorToWrite tensor;
     tensor.name = name;
-    tensor.dtype = DType::kF32;
+    tensor.dtype = dtype;
     tensor.shape = kept.back().sizes().vec();
     tensor.data = kept.back().data_ptr();
     tensors.push_back(std::move(tensor));
+  };
+  // Those of 4 bytes come first, so that all are aligned.
+  for (const bool is_bias : {true, false}) {
+    for (const auto& [name, parameter] : decoder.parameters()) {
+      if (!IsOfDmsHead(name) || name.ends_with(".bias") != is_bias) continue;
+      add(name, parameter, is_bias ? DType::kF32 : DType::kBf16);
+    }
   }
   return WriteSafetensors(path, tensors, MetadataOf(recipe));
 }

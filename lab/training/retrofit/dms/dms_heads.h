@@ -1,9 +1,8 @@
 // Files of the heads of Dynamic Memory Sparsification: safetensors with
-// model.layers.{i}.self_attn.dms_proj_alpha.weight [n_kv_heads, hidden], its .bias [n_kv_heads] and
-// model.layers.{i}.self_attn.dms_proj_alpha_norm.weight [hidden], all F32; the metadata
-// dms_window_size, dms_alpha_scale, dms_initial_alpha_offset, dms_alpha_per ("head") and
-// dms_separate_alpha ("true") say how decisions follow from them
-// (training/retrofit/dms/dms_pass.h).
+// model.layers.{i}.self_attn.dms_proj_alpha.weight [n_kv_heads, hidden] in BF16, its .bias
+// [n_kv_heads] in F32, and model.layers.{i}.self_attn.dms_proj_alpha_norm.weight [hidden] in BF16.
+// The metadata dms_window_size, dms_alpha_scale, dms_initial_alpha_offset, dms_alpha_per ("head")
+// and dms_separate_alpha ("true") say how decisions follow (training/retrofit/dms/dms_pass.h).
 #pragma once
 
 #include <string>

@@ -23,10 +23,10 @@ struct DmsRecipe {
   // Positions of the corpus that the heads are fitted to before the first step, what is added to
   // the diagonal for each thousand of them, and Newton steps of the fit.
   int64_t fit_tokens = 65536;
-  double fit_ridge = 30;
-  int fit_steps = 0;
+  double fit_ridge = 100;
+  int fit_steps = 8;
   // By how much a logit falls where a cost is e times as large.
-  double fit_slope = 2;
+  double fit_slope = 4;
   // The divergence is taken at every so many positions of a sequence, behind the window.
   int every = 1;
 
