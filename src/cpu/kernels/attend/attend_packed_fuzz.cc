@@ -98,6 +98,8 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
     format.codec = CodebookCodec{std::min(uniform.k.bits, 4), choices.before_rope};
   } else if (choices.kind == Kind::kUniform && uniform.k.is_symmetric && uniform.v.is_symmetric) {
     format.codec = TableCodec{&kAnyTable, std::max(16, uniform.k.group)};
+  } else if (choices.kind == Kind::kUniform && uniform.k.group == 128) {
+    format = {.codec = BalancedCodec{uniform.k.bits, uniform.v.bits, 64 << input.Below(2)}};
   }
   HeadStorage storage;
   const BlockShape head = {.rank_k = 16 * static_cast<int>(1 + input.Below(5)),
