@@ -128,12 +128,12 @@ const Case kCases[] = {
     {"kvarn(hadamard=off,run=128,sink=4)",
      {.name = "kvarn", .bits = 4, .group = 128, .run = 128, .buffer = 128, .n_sink = 4}},
     {"kvarn(key_bits=2,value_bits=5,group=64,hadamard=off,run=64,buffer=64,newest=20,sink=0)",
-     {.name = "kvarn", .bits = 2, .value_bits = 5, .group = 64, .run = 64, .newest = 20}},
+     {.name = "kvarn", .bits = 2, .bits_of_v = 5, .group = 64, .run = 64, .newest = 20}},
     {"fdc+kvarn(key_bits=5,value_bits=3,hadamard=off,run=prompt,sink=0)",
-     {.name = "kvarn", .bits = 5, .value_bits = 3, .group = 128, .run = 0, .buffer = 128},
+     {.name = "kvarn", .bits = 5, .bits_of_v = 3, .group = 128, .run = 0, .buffer = 128},
      Case::Basis::kRotation},
     {"palu+kvarn(key_bits=3,value_bits=8,group=64,hadamard=off,run=128,buffer=64,sink=4)",
-     {.name = "kvarn", .bits = 3, .value_bits = 8, .group = 64, .run = 128, .n_sink = 4},
+     {.name = "kvarn", .bits = 3, .bits_of_v = 8, .group = 64, .run = 128, .n_sink = 4},
      Case::Basis::kLatents},
     {"window(size=90)+kvarn(hadamard=off,run=128,sink=2)",
      {.name = "kvarn", .bits = 4, .group = 128, .run = 128, .buffer = 128, .n_sink = 2},
@@ -533,11 +533,13 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   // in double may round to neighbouring codes now and then, so equality is not to be had.
   const double loss = RootMeanSquare(expected, plain);
   ASSERT_GT(loss, 1e-6);
+  // What balances a tile rounds too, now and then to the neighbouring F16.
+  const double share = literal.name == "kvarn" ? 0.1 : 0.06;
   for (const Isa isa : AvailableIsas()) {
     SCOPED_TRACE(IsaName(isa));
     std::unique_ptr<Model> f32 = Load(isa, DType::kF32, *spec, literal.codebooks);
     const Matrix whole = Logits(f32.get(), 512, false);
-    EXPECT_LT(RootMeanSquare(whole, expected), 0.06 * loss + 1e-4);
+    EXPECT_LT(RootMeanSquare(whole, expected), share * loss + 1e-4);
     EXPECT_LT(RootMeanSquare(Logits(f32.get(), 37, true), whole), 0.02 * loss + 1e-5);
     // A row that is rounded to Bf16 first may take the neighbouring code: an error of the size of
     // the quantiser's own in a few entries of a hundred.

@@ -261,7 +261,7 @@ void SealBalanced(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& key
       tokens.push_back(Row(values, t));
     }
     QuantizeBalanced(channels, q.bits);
-    QuantizeBalanced(tokens, q.value_bits);
+    QuantizeBalanced(tokens, q.bits_of_v);
   }
 }
 

@@ -21,7 +21,7 @@ struct ReferenceCodebooks {
 struct ReferenceQuantizer {
   std::string name;  // token, kcvt, kivi, int8, kvarn, kvquant, split, q8_0, q4_0, table, sphere
   int bits = 4;
-  int value_bits = 2;  // kvarn; `bits` are those of K
+  int bits_of_v = 2;  // kvarn; `bits` are those of K
   int group = 64;
   int run = 512;  // of a prompt; 0: all of it
   int buffer = 64;

@@ -35,6 +35,7 @@ QUALITY = [*LONG, *MORE, "int8(newest=32)", "q8_0(newest=32)", "kivi(bits=4,grou
 
 # Baselines as their papers set them, and at their best where no other row has that (docs/methods/, Settings).
 PUBLISHED = ["palu(rate=0.25,ranks=fisher,sink=0)", "fdc(rate=0.25,sink=0)", "kivi(bits=2,group=32,buffer=128,newest=128,sink=0)",
+             "kvarn(run=128,sink=128)",
              "gear(bits=2,run=prompt,sink=0)", "kvquant(bits=4,sink=1)", "h2o(keep=0.2,budget=prompt,prune=prompt,sink=0)",
              "tova(budget=512,prune=prompt,sink=0)", "keyformer(keep=0.6,budget=prompt,prune=prompt,sink=0)"]
 BEST = ["palu(rate=0.25)", "palu(rate=0.25,group=3)", "kivi(bits=2,group=32,buffer=128)", "gear(bits=2,run=prompt,buffer=256)",
@@ -44,7 +45,8 @@ SCHEDULES = ["none", *(f"{method}(keep=0.5{key})" for method in ("h2o", "tova", 
 
 METHODS = ["none", *BASES, "eigen(rate=0.25)", "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)",
            "lathe(rate=0.25,heads=own)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
-           "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
+           "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvarn(newest=32)",
+           "kvarn(value_bits=4,newest=32)", "kvarn(key_bits=2,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
            "q8_0(newest=32)", "q4_0(newest=32)", "q4_0(hadamard=on,newest=32)", "kivi(bits=2,group=64,newest=32)",
            *(f"turboquant(bits={bits},newest=32)" for bits in (4, 3, 2)), "turboquant(bits=4,keys=product,newest=32)",
            "kivi(bits=2,group=64,newest=32)+lowrank", "kivi(bits=2,group=64,newest=32)+sparse", "gear(bits=4,newest=32)",

@@ -103,6 +103,8 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
                                  .value_bits = uniform.v.bits == 4 ? 2 : 4,
                                  .keys_have_signs = uniform.k.group >= 32};
     }
+  } else if (choices.kind == Kind::kUniform && uniform.k.group == 128) {
+    format = {.codec = BalancedCodec{uniform.k.bits, uniform.v.bits, 64 << input.Below(2)}};
   }
   HeadStorage storage;
   const BlockShape head = {.rank_k = 16 * static_cast<int>(1 + input.Below(5)),

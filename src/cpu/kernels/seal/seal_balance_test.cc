@@ -90,10 +90,11 @@ TEST_P(SealBalanceTest, IsThatOfTheDefinition) {
     for (double width : {0.05, 0.8, 3.0, 500.0, 1e5}) {
       const Layer layer = Seal(UnevenHead(ranks, 3, width, ++seed), 3);
       ForEachTile(layer, [&](const Tile& tile, const std::vector<double>& stored) {
-        const RefBalanced want = BalanceRef(tile);
+        const std::vector<double> want = BalanceRef(tile).elements;
         for (size_t i = 0; i < stored.size(); ++i) {
-          // F16 rounds by 2^-11 at most.
-          ASSERT_NEAR(stored[i], want.elements[i], 0x1.2p-11 * want.elements[i])
+          // A factor that all elements have makes no difference, and where two rounds are as good
+          // the last bit says which of them is taken. F16 rounds by 2^-11 at most, here twice.
+          ASSERT_NEAR(stored[i] * want[0], want[i] * stored[0], 0x1.2p-10 * want[i] * stored[0])
               << ranks.k << " " << width << " element " << i;
         }
       });
