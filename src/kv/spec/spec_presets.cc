@@ -63,8 +63,8 @@ constexpr KeyInfo kOscarValueClip = WithDefault(kValueClip, "0.92");
 constexpr KeyInfo kOscarNewest = WithDefault(kNewest, "256");
 constexpr KeyInfo kOscarSink = WithDefault(kSink, "64");
 constexpr const KeyInfo* kOscarKeys[] = {
-    &kOscarBits,      &kAccuracy,  &kPassedHeads,  &kPassedCentre, &kOscarGroup, &kOscarKeyClip,
-    &kOscarValueClip, &kPassedRun, &kPassedBuffer, &kOscarNewest,  &kOscarSink};
+    &kOscarBits,      &kPassedHeads, &kPassedCentre, &kOscarGroup,  &kOscarKeyClip,
+    &kOscarValueClip, &kPassedRun,   &kPassedBuffer, &kOscarNewest, &kOscarSink};
 
 std::vector<ExpandedStage> GearBackbone(const PresetKeys& keys) {
   if (keys.Number("bits") == 2) return {{"kivi", {{"group", 64}}}};
@@ -189,8 +189,7 @@ constexpr StageInfo kPresets[] = {
      .doc = "spectral and clipped token codes, with sinks and newest positions in 16 bits",
      .paper = kOscarPaper,
      .keys = kOscarKeys,
-     .expand = ExpandOscar,
-     .ladders = kBitsLadder},
+     .expand = ExpandOscar},
 };
 
 }  // namespace
