@@ -142,8 +142,8 @@ HeadTies TiesOf(const SealPlan* seal, const RetentionPlan* retention) {
   ties.by_budget = retention != nullptr && retention->joins_heads;
   // Where the model decides what merges, heads are sealed one by one (HasRunsOfHeads).
   const bool seals_by_head =
-      ties.by_budget || (retention != nullptr && retention->merge.has_value() &&
-                         retention->merge->every == 0);
+      ties.by_budget ||
+      (retention != nullptr && retention->merge.has_value() && retention->merge->every == 0);
   if (seal == nullptr || seals_by_head) return ties;
   ties.by_scales = ValueSide(seal->format.codec).sharing == ScaleSharing::kTokenLayer;
   ties.by_exact_entries = seal->format.sparse_share > 0;
