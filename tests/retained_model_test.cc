@@ -175,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, RetainedModelTest, ::testing::ValuesIn(kCases),
 TEST_F(RetainedModelTest, ABudgetForAllChangesNothing) {
   for (const char* spec :
        {"h2o(keep=1,sink=0)", "tova(budget=1000,sink=0)", "keyformer(keep=1,sink=0)",
-        "snapkv(budget=1000,sink=0)", "window(size=1000,sink=0)"}) {
+        "snapkv(budget=1000,sink=0)", "kvzip(budget=1000,sink=0)", "window(size=1000,sink=0)"}) {
     std::unique_ptr<Model> kept = Load(AvailableIsas().back(), DType::kBf16, spec);
     std::unique_ptr<Model> none = Load(AvailableIsas().back(), DType::kBf16, "none");
     kept->set_deterministic(true);
@@ -195,7 +195,8 @@ TEST_F(RetainedModelTest, ABudgetForAllChangesNothing) {
 TEST_F(RetainedModelTest, DeterministicModelsKeepTheSameBits) {
   for (const char* spec :
        {"h2o(keep=0.4,sink=4)", "keyformer(keep=0.4,sink=4)", "palu+h2o(keep=0.4,sink=4)",
-        "kvzip(keep=0.4,chunk=60,sink=4)", "fdc+h2o(keep=0.4,score=exact,sink=4)", "fdc+tova(budget=60,score=exact,sink=0)",
+        "kvzip(keep=0.4,chunk=60,sink=4)", "fdc+h2o(keep=0.4,score=exact,sink=4)",
+        "fdc+tova(budget=60,score=exact,sink=0)",
         "fdc+keyformer(keep=0.2,score=exact,sink=2)+kivi(bits=2)",
         "h2o(keep=0.2,sink=4)+gear(bits=4)", "keyformer(keep=0.2,sink=0)+kivi(bits=2)",
         "tova(budget=70,sink=0)+gear(bits=2)"}) {

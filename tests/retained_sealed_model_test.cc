@@ -62,6 +62,7 @@ struct SealedCase {
   ReferenceRetention retention;
   ReferenceQuantizer quantizer;
   bool has_latents = false;
+  int chunk = 0;  // of the prompt, read again (kvzip)
 };
 
 // Entries go while the prompt is read, where it ends, and wherever they have outgrown their budget
@@ -78,6 +79,11 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
         .prompt_only = true,
         .n_sink = 4},
        {.name = "kivi", .bits = 2, .group = 32, .n_sink = 4}},
+      {"kvzip(budget=100,window=16,heads=own,chunk=80,sink=4)+kivi(bits=2,group=32)",
+       {.name = "kvzip", .budget = 100, .n_recent = 16, .prompt_only = true, .n_sink = 4},
+       {.name = "kivi", .bits = 2, .group = 32, .n_sink = 4},
+       false,
+       80},
       {"h2o(keep=0.5,sink=0)+kcvt(bits=2)+sparse(share=0.1)",
        {.name = "h2o", .keep = 0.5, .recent = 0.5, .run = kRun},
        {.name = "kcvt", .bits = 2, .sparse_share = 0.1}},
@@ -136,8 +142,11 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
     const bool has_basis = c.has_latents || n_whole_keys > 0;
     const auto bases = has_basis ? BasesOf(c.spec) : std::vector<testing::ReferenceBasis>();
     testing::RetainLiterally retain(c.retention, reference_.n_layers, reference_.n_kv_heads);
+    testing::RepeatLiterally::Votes votes;
+    if (c.chunk > 0) votes = VotesOfRepeat(c.retention, c.chunk, bases, n_whole_keys > 0);
     const auto read = [&](const ReferenceQuantizer* quantizer) {
       retain = testing::RetainLiterally(c.retention, reference_.n_layers, reference_.n_kv_heads);
+      if (c.chunk > 0) retain.SetVotes(votes);
       std::vector<int> n_seen(reference_.n_layers), n_entries(reference_.n_layers);
       std::vector<int> n_at_start(reference_.n_layers);  // entries when some were dropped last
       return testing::ReferenceLogits(

@@ -237,8 +237,7 @@ std::string Feed(Model* model, SequenceCache* cache, std::span<const int32_t> id
     if (cache->must_read_again()) {
       // Any tokens will do: the prompt may have come in parts.
       const std::vector<int32_t> other = RandomTokens(static_cast<int>(cache->n_prompt()), 77);
-      const Status again =
-          model->ReadPromptAgain(cache, other, static_cast<int64_t>(piece));
+      const Status again = model->ReadPromptAgain(cache, other, static_cast<int64_t>(piece));
       EXPECT_TRUE(again.ok()) << again;
     }
     const size_t n =

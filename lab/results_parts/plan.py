@@ -28,6 +28,9 @@ MORE = ["h2o(keep=0.5)", "palu(rate=0.25,round=16)"]
 # On tasks. Prompts of data sets end a little behind 1,000 tokens, needles near 2,000: the last row holds about an eighth on the former and less on the latter.
 MAIN = [*(kv for kv in LONG if not kv.startswith("lathe")), *MORE, "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8,context=2048)", EIGHTH,
         SHORTER]
+# Scores that look ahead, beside those that do not, at a half and a quarter of the entries, and with codes behind them.
+AHEAD = ["kvzip(keep=0.5)", "kvzip(keep=0.25)", "kvzip(keep=0.5,heads=own)", "snapkv(keep=0.25)", "h2o(keep=0.25)",
+         *(f"lathe(ratio=4)+{method}(keep={keep})" for method in ("kvzip", "snapkv", "h2o") for keep in (0.5, 0.25))]
 # Where bases that cut and entries that are dropped have failed on easier tasks of the same kind.
 HARDER = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=4)",
           "lathe(ratio=6)", SHORTER, "snapkv(keep=0.5)"]
@@ -53,7 +56,7 @@ METHODS = ["none", *BASES, "eigen(rate=0.25)", "lathe(rate=0.25)", "lathe(rate=0
            "gear(bits=2,newest=32)", "gear-l(bits=4,newest=32)", "gear-l(bits=2,newest=32)", "outlier-aware(bits=2,newest=32)",
            "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "kvquant-z(rate=0.25,newest=32)", "kvq-f(rate=0.25,newest=32)",
            "kvq-p(rate=0.25,newest=32)", "fdc(rate=0.25)+gear(bits=4,newest=32)", "snapkv(keep=0.5)+kivi(bits=4,group=64,newest=32)",
-           "lathe(ratio=4)+snapkv(keep=0.5)", "snapkv(keep=0.5)", "window(size=1020)", "pool(n=2)", "h2o(keep=0.5)", "mas(keep=0.5)",
+           "lathe(ratio=4)+snapkv(keep=0.5)", "snapkv(keep=0.5)", "kvzip(keep=0.5)", "window(size=1020)", "pool(n=2)", "h2o(keep=0.5)", "mas(keep=0.5)",
            "tova(keep=0.5)", "keyformer(keep=0.5)", "keyformer-z(rate=0.5)", "kf-f(rate=0.5)", "kf-p(rate=0.5)"]
 NOT_MEASURED = {"dmc": "needs weights that were trained for it"}
 
@@ -309,11 +312,11 @@ def retrieval_tasks(setup):
         return task(setup, name, title, argument, ("--task-text", f"{setup.data}/{NOVEL}", "--task-length", str(n_tokens),
                                                    "--task-count", str(n_examples)), specs, data=(NOVEL,))
     parts = [
-        of("needle/one", "one number in a novel", "needle"),
+        of("needle/one", "one number in a novel", "needle", specs=[*MAIN, *AHEAD]),
         of("needle/schedules", "one number in a novel, by caches that drop entries sooner or later", "needle", specs=SCHEDULES),
         of("needle/keys4", "one of four numbers in a novel", "needle(keys=4)"),
         of("needle/values2", "two numbers of one key", "needle(values=2)"),
-        of("needle/uuids", "an identifier (UUID)", "needle(kind=uuids)"),
+        of("needle/uuids", "an identifier (UUID)", "needle(kind=uuids)", specs=[*MAIN, *AHEAD]),
         # A cell of these takes two minutes.
         of("needle/7000", "one number in 7,000 tokens", "needle", 7000, 12,
            ["none", "kivi(bits=4,group=64,newest=32)", "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8,keys=before)"]),

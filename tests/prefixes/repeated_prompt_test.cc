@@ -22,9 +22,9 @@ constexpr int64_t kPlenty = 64 << 20;
 class RepeatedPrompt : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    auto weights = ModelWeights::Load(WideConfig(/*head_dim=*/32), DType::kBf16,
-                                      MakeRandomSource(3),
-                                      MakeMachine(&threads_, SelectIsa().value()));
+    auto weights =
+        ModelWeights::Load(WideConfig(/*head_dim=*/32), DType::kBf16, MakeRandomSource(3),
+                           MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
     model_ = MakeSmallModel(*std::move(weights), GetParam());
   }
@@ -46,8 +46,7 @@ class RepeatedPrompt : public ::testing::TestWithParam<const char*> {
   }
   // Runs a request to its end.
   RequestOutcome Run(Engine* engine, Request request, Session session = {}) {
-    const auto id =
-        engine->Submit(std::move(request), nullptr, Keep(), std::move(session));
+    const auto id = engine->Submit(std::move(request), nullptr, Keep(), std::move(session));
     EXPECT_TRUE(id.ok()) << id.status();
     EXPECT_TRUE(engine->RunUntilIdle().ok());
     return outcomes_[*id];
@@ -135,8 +134,7 @@ TEST_P(RepeatedPrompt, IsAskedManyQuestionsOnceItIsCompressed) {
   const RequestOutcome read = Run(&engine, MakeRequest(document, 1));
   EXPECT_EQ(read.n_repeated_tokens, kPrompt - 1);
   for (const uint64_t seed : {5, 6, 7}) {
-    const RequestOutcome stored =
-        Run(&engine, MakeRequest(Joined(document, Question(seed)), 12));
+    const RequestOutcome stored = Run(&engine, MakeRequest(Joined(document, Question(seed)), 12));
     EXPECT_EQ(stored.n_prefix_tokens, kPrompt);
     EXPECT_EQ(stored.n_cache_prompt, kPrompt);
     EXPECT_EQ(stored.n_repeated_tokens, 0);
@@ -153,8 +151,7 @@ TEST_P(RepeatedPrompt, IsAskedManyQuestionsOnceItIsCompressed) {
     session.tokens.resize(kPrompt);  // without the token that was generated
     session.turn_ends = {kPrompt, kPrompt};
     ASSERT_NE(session.cache, nullptr);
-    const RequestOutcome went_on =
-        Run(&other, MakeRequest(Question(seed), 12), std::move(session));
+    const RequestOutcome went_on = Run(&other, MakeRequest(Question(seed), 12), std::move(session));
     EXPECT_EQ(went_on.tokens, stored.tokens);
   }
   // A prompt that parts before the document's end is read itself, and so is the document alone.

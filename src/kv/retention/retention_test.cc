@@ -75,12 +75,10 @@ TEST(RetentionPlan, PrunePointsDependOnPositionsAlone) {
 // The prompt once more, in chunks behind all but its last token.
 TEST(PromptRepeat, ReadsEveryTokenButTheLastBehindWords) {
   const std::vector<int32_t> prompt = {20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 99};
-  const RepeatPlan plan = {
-      .chunk = 5, .first_words = {1, 2}, .later_words = {3}, .end_words = {4}};
-  const std::vector<std::vector<int32_t>> want = {
-      {1, 2, 4, 20, 21, 22, 23, 24},
-      {3, 20, 21, 22, 23, 24, 4, 25, 26, 27, 28, 29},
-      {3, 22, 23, 24, 25, 26, 27, 28, 29, 4, 30, 31}};
+  const RepeatPlan plan = {.chunk = 5, .first_words = {1, 2}, .later_words = {3}, .end_words = {4}};
+  const std::vector<std::vector<int32_t>> want = {{1, 2, 4, 20, 21, 22, 23, 24},
+                                                  {3, 20, 21, 22, 23, 24, 4, 25, 26, 27, 28, 29},
+                                                  {3, 22, 23, 24, 25, 26, 27, 28, 29, 4, 30, 31}};
   for (const int64_t n_most : {1, 3, 100}) {
     PromptRepeat repeat(&plan, std::ssize(prompt));
     std::vector<std::vector<int32_t>> chunks(1);

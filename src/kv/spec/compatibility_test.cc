@@ -97,7 +97,7 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
         "palu(group=2)+window", "palu(group=2)+window+gear", "palu(group=2)+tova+kivi"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
   }
-  for (const char* stage : {"h2o", "snapkv", "keyformer", "tova(heads=own)"}) {
+  for (const char* stage : {"h2o", "snapkv", "kvzip", "keyformer", "tova(heads=own)"}) {
     const std::string text = fmt::format("palu(group=2)+{}", stage);
     EXPECT_THAT(std::string(CheckSupported(*Spec::Parse(text)).message()),
                 HasSubstr("chooses entries of each head"))
