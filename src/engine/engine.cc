@@ -305,7 +305,7 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   merged_[finished->request.level].Add(finished->MeasureMerging());
   // The cache of a failed step is good for nothing, and its blocks may be wanted by the callback.
   const bool has_failed = reason == FinishReason::kFailed;
-  if (!has_failed) finished->TakeBackUnchecked();
+  if (!has_failed) finished->EndDraft();
   // Who cancelled it was promised that it ends so.
   if (inbox_.Remove(finished->id)) reason = FinishReason::kCancelled;
   RequestOutcome& outcome = finished->outcome;

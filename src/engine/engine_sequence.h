@@ -98,8 +98,8 @@ struct EngineSequence {
   // Of the next token that is not checked, where there is one: whether `token`, which the model
   // has generated in its place, is the same. Counts it as accepted then.
   bool AcceptsNext(int32_t token);
-  // Has the cache forget what is not checked.
-  void TakeBackUnchecked();
+  // Has the cache forget what is not checked, in the step that had a draft.
+  void EndDraft();
 
   // Whether log-probabilities of the prompt are asked for that are not known yet; then what comes
   // next to the cache may be a token of the prompt whose logits tell one.

@@ -212,6 +212,16 @@ TEST_P(EveryCache, GivesTheSameTokensBytesAndSessions) {
 INSTANTIATE_TEST_SUITE_P(Caches, EveryCache, ::testing::ValuesIn(testing::SequenceCases()),
                          [](const auto& info) { return info.param.name; });
 
+// Blocks leave a window in the step whose first position does not see them any more.
+TEST_F(DraftedText, HoldsTheBytesOfAWindowWhereverItEnds) {
+  Use({"WindowInt8", "window(size=30)+int8(run=64)"});
+  for (int n = 30; n < 50; n += 2) {
+    const std::vector<Request> requests = Requests({61}, n, 0);
+    const std::vector<Told> expected = Run(requests, {});
+    ExpectSame(Run(WithDrafts(requests, expected, n), {}), expected);
+  }
+}
+
 class FewCaches : public EveryCache {};
 
 // Every one of these reads or counts tokens one by one.

@@ -37,10 +37,11 @@ bool EngineSequence::AcceptsNext(int32_t token) {
   return true;
 }
 
-void EngineSequence::TakeBackUnchecked() {
-  if (n_unchecked == 0) return;
-  cache->TakeBack(static_cast<int>(n_cached()));
-  n_unchecked = 0;
+void EngineSequence::EndDraft() {
+  if (n_draft == 0) return;
+  const auto n_kept = static_cast<int>(n_cached());
+  n_draft = n_unchecked = 0;
+  cache->TakeBack(n_kept);
 }
 
 // Half of what is left of a step at most, so that drafts never starve prompts. Who drafts less than
@@ -77,7 +78,7 @@ void Engine::TakeTokens(Sequence* s, Model* model, int64_t end_row) {
     if (taken == Taken::kToken) break;
     --s->n_unchecked;
   }
-  s->TakeBackUnchecked();
+  s->EndDraft();
 }
 
 }  // namespace kvlathe

@@ -51,6 +51,10 @@ void SequenceCache::TakeBack(int n_kept) {
     objects_.ReleaseBlocksBehind(progress_, n_blocks);
     n_writable_ = objects_.WritablePositions();
   }
+  if (n_kept > n_least_) {  // as a step of the last position alone would have
+    objects_.ReleaseOutOfWindow(progress_, n_kept - 1);
+    progress_.released_at = std::max<int64_t>(progress_.released_at, n_kept - 1);
+  }
   if (told() != nullptr) told()->TakenBack(number_, n_kept);
 }
 
