@@ -238,9 +238,9 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesMerged) {
 
 TEST_P(SavedSequence, GoesOnWithTheSameBitsWhereTheModelLetsEntriesGo) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
-  for (const char* text : {"dms(run=32)", "fdc(rate=0.3)+dms(window=7,interval=4,sink=0)",
-                           "dms(run=32,sink=0)+kivi(bits=2)",
-                           "fdc(rate=0.3)+dms(run=64)+gear(bits=2,share=0.2)"}) {
+  for (const char* text :
+       {"dms(run=32)", "fdc(rate=0.3)+dms(window=7,interval=4,sink=0)",
+        "dms(run=32,sink=0)+kivi(bits=2)", "fdc(rate=0.3)+dms(run=64)+gear(bits=2,share=0.2)"}) {
     const auto spec = Spec::Parse(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const auto model = MakeModel(PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis));
