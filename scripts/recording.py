@@ -320,7 +320,8 @@ class GoldenAnswers:
 
     def bytes_of(self, kv):
         """At the full context as planned, and of a run as allocated; nothing where statistics decide."""
-        if is_merged_by_model(kv):  # how many entries merge depends on rounding
+        joins_heads = "kvzip" in kv and "heads=own" not in kv  # a head keeps a number of entries that votes decide
+        if is_merged_by_model(kv) or joins_heads:  # how many entries merge, or stay in a head, depends on rounding
             return {"planned": self.planned(kv)}
         if "ratio=" in kv or ("rate=" in kv and "ranks=" not in kv) or "ranks=adaptive" in kv:
             return self.bytes_of_drawn_ranks(kv)

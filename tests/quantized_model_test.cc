@@ -46,7 +46,37 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.spec; }
 const std::vector<double> kE2m1 = {0,    0.5,  1,  1.5,  2,  3,  4,  6,
                                    -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
 
+// The levels of a normal number that lose least, in steps.
+const testing::ReferenceLevels kSphere1 = {{64}, 0.797884561 / 64};
+const testing::ReferenceLevels kSphere2 = {{27, 90}, 1.510417609 / 90};
+const testing::ReferenceLevels kSphere3 = {{10, 31, 55, 88}, 2.151945705 / 88};
+const testing::ReferenceLevels kSphere4 = {{5, 16, 27, 39, 52, 67, 86, 113}, 2.732589571 / 113};
+
 const Case kCases[] = {
+    {"turboquant(bits=4,run=64,sink=4)",
+     {.name = "sphere", .run = 64, .n_sink = 4, .sphere = {kSphere4, kSphere4}}},
+    {"turboquant(bits=3,value_bits=2,norms=plain,run=64,newest=20,sink=0)",
+     {.name = "sphere",
+      .run = 64,
+      .newest = 20,
+      .n_sink = 0,
+      .sphere = {kSphere3, kSphere2, false, false}}},
+    {"turboquant(bits=2,value_bits=3,run=prompt,buffer=128,sink=1)",
+     {.name = "sphere", .run = 0, .buffer = 128, .n_sink = 1, .sphere = {kSphere2, kSphere3}}},
+    {"turboquant(bits=4,value_bits=2,keys=product,run=64,sink=4)",
+     {.name = "sphere", .run = 64, .n_sink = 4, .sphere = {kSphere3, kSphere2, true}}},
+    {"turboquant(bits=3,keys=product,run=64,sink=0)",
+     {.name = "sphere", .run = 64, .n_sink = 0, .sphere = {kSphere2, kSphere3, true}}},
+    {"turboquant(bits=2,value_bits=4,keys=product,norms=plain,run=128,sink=0)",
+     {.name = "sphere", .run = 128, .n_sink = 0, .sphere = {kSphere1, kSphere4, true, false}}},
+    {"palu+turboquant(bits=3,run=64,sink=4)",
+     {.name = "sphere", .run = 64, .n_sink = 4, .sphere = {kSphere3, kSphere3}},
+     Case::Basis::kLatents},
+    {"pool(n=2)+turboquant(bits=4,keys=product,run=64,sink=0)",
+     {.name = "sphere", .run = 64, .n_sink = 0, .sphere = {kSphere3, kSphere4, true}},
+     Case::Basis::kNone,
+     0,
+     2},
     {"kivi(bits=2,group=32,run=64,sink=4)",
      {.name = "kivi", .bits = 2, .group = 32, .run = 64, .n_sink = 4}},
     {"kivi(bits=2,group=32,run=64,newest=20,sink=4)",
@@ -73,6 +103,18 @@ const Case kCases[] = {
      {.name = "token", .bits = 3, .group = 16, .run = 64, .n_sink = 4}},
     {"token(bits=4,group=32,run=64,sink=0)+sparse(share=0.08)",
      {.name = "token", .bits = 4, .group = 32, .run = 64, .n_sink = 0, .sparse_share = 0.08}},
+    {"token(bits=2,group=128,key_clip=0.9,value_clip=0.6,run=64,newest=20,sink=8)",
+     {.name = "token",
+      .bits = 2,
+      .group = 128,
+      .run = 64,
+      .newest = 20,
+      .n_sink = 8,
+      .key_clip = 0.9,
+      .value_clip = 0.6}},
+    {"spectral+token(bits=3,group=16,value_clip=0.8,run=64,sink=4)",
+     {.name = "token", .bits = 3, .group = 16, .run = 64, .n_sink = 4, .value_clip = 0.8},
+     Case::Basis::kRotation},
     {"q8_0(run=64,sink=4)", {.name = "q8_0", .bits = 8, .run = 64, .n_sink = 4}},
     {"q4_0(run=64,sink=0)", {.name = "q4_0", .bits = 4, .run = 64, .n_sink = 0}},
     {"mxfp4(run=64,sink=0)",
@@ -83,6 +125,25 @@ const Case kCases[] = {
     {"int8(run=64,sink=4)", {.name = "int8", .bits = 8, .run = 64, .n_sink = 4}},
     {"kivi(bits=4,run=64,buffer=128,sink=0)",
      {.name = "kivi", .bits = 4, .group = 32, .run = 64, .buffer = 128, .n_sink = 0}},
+    {"kvarn(hadamard=off,run=128,sink=4)",
+     {.name = "kvarn", .bits = 4, .group = 128, .run = 128, .buffer = 128, .n_sink = 4}},
+    {"kvarn(key_bits=2,value_bits=5,group=64,hadamard=off,run=64,buffer=64,newest=20,sink=0)",
+     {.name = "kvarn", .bits = 2, .bits_of_v = 5, .group = 64, .run = 64, .newest = 20}},
+    {"fdc+kvarn(key_bits=5,value_bits=3,hadamard=off,run=prompt,sink=0)",
+     {.name = "kvarn", .bits = 5, .bits_of_v = 3, .group = 128, .run = 0, .buffer = 128},
+     Case::Basis::kRotation},
+    {"palu+kvarn(key_bits=3,value_bits=8,group=64,hadamard=off,run=128,buffer=64,sink=4)",
+     {.name = "kvarn", .bits = 3, .bits_of_v = 8, .group = 64, .run = 128, .n_sink = 4},
+     Case::Basis::kLatents},
+    {"window(size=90)+kvarn(hadamard=off,run=128,sink=2)",
+     {.name = "kvarn", .bits = 4, .group = 128, .run = 128, .buffer = 128, .n_sink = 2},
+     Case::Basis::kNone,
+     90},
+    {"pool(n=2)+kvarn(group=64,hadamard=off,run=64,buffer=64,sink=0)",
+     {.name = "kvarn", .bits = 4, .group = 64, .run = 64},
+     Case::Basis::kNone,
+     0,
+     2},
     {"kvquant(bits=4,run=64,sink=4)",
      {.name = "kvquant", .bits = 4, .run = 64, .n_sink = 4, .sparse_share = 0.01}},
     {"kvquant(bits=3,outliers=0,run=128,sink=0)",
@@ -472,11 +533,13 @@ TEST_P(QuantizedModelTest, MatchesTheLiteralQuantiser) {
   // in double may round to neighbouring codes now and then, so equality is not to be had.
   const double loss = RootMeanSquare(expected, plain);
   ASSERT_GT(loss, 1e-6);
+  // What balances a tile rounds too, now and then to the neighbouring F16.
+  const double share = literal.name == "kvarn" ? 0.1 : 0.06;
   for (const Isa isa : AvailableIsas()) {
     SCOPED_TRACE(IsaName(isa));
     std::unique_ptr<Model> f32 = Load(isa, DType::kF32, *spec, literal.codebooks);
     const Matrix whole = Logits(f32.get(), 512, false);
-    EXPECT_LT(RootMeanSquare(whole, expected), 0.06 * loss + 1e-4);
+    EXPECT_LT(RootMeanSquare(whole, expected), share * loss + 1e-4);
     EXPECT_LT(RootMeanSquare(Logits(f32.get(), 37, true), whole), 0.02 * loss + 1e-5);
     // A row that is rounded to Bf16 first may take the neighbouring code: an error of the size of
     // the quantiser's own in a few entries of a hundred.

@@ -131,6 +131,16 @@ void QuantizeByTable(const std::vector<double>& table, int group, const std::vec
   }
 }
 
+// Clamps a row to the magnitude at place floor(share n) of its n magnitudes in ascending order.
+void ClipRow(double share, const std::vector<Cell>& row) {
+  std::vector<double> magnitudes;
+  for (const Cell cell : row) magnitudes.push_back(std::abs(*cell));
+  std::sort(magnitudes.begin(), magnitudes.end());
+  const auto place = static_cast<size_t>(share * static_cast<double>(row.size()));
+  const double most = magnitudes[std::min(place, row.size() - 1)];
+  for (const Cell cell : row) *cell = std::clamp(*cell, -most, most);
+}
+
 void SealKeys(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys) {
   const size_t rank = keys[run.begin].size();
   std::vector<std::vector<bool>> exact;  // [channel][position in the run]
@@ -158,9 +168,100 @@ void SealKeys(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys) {
       QuantizeByTable(q.table, q.group, Row(keys, t));
       continue;
     }
+    if (q.name == "sphere") {
+      const std::vector<double> whole = keys[t];
+      const bool has_signs = q.sphere.keys_have_signs;
+      CodeBySphere(q.sphere.keys, q.sphere.corrects_norms && !has_signs, &keys[t]);
+      if (has_signs) AddSignsOfResidual(whole, &keys[t]);
+      continue;
+    }
     std::vector<bool> exact_row;
     for (size_t r = 0; r < rank; ++r) exact_row.push_back(exact[r][t - run.begin]);
+    ClipRow(q.key_clip, Row(keys, t));
     QuantizeLine(Row(keys, t), exact_row, q.group, q.bits);
+  }
+}
+
+double Deviation(const std::vector<double>& x) {
+  const double n = static_cast<double>(x.size());
+  const double mean = std::accumulate(x.begin(), x.end(), 0.0) / n;
+  double squares = 0;
+  for (const double v : x) squares += (v - mean) * (v - mean);
+  return std::sqrt(squares / (n - 1));
+}
+
+// Lines of cells of one length, divided by the exponentials of two lists: of lines and of places.
+double DividedCell(const std::vector<std::vector<Cell>>& lines, size_t i, size_t j,
+                   const std::vector<double>& of_lines, const std::vector<double>& of_places) {
+  return *lines[i][j] / std::exp(of_lines[i]) / std::exp(of_places[j]);
+}
+
+// The deviations of lines or of places, divided as above.
+std::vector<double> DividedDeviations(const std::vector<std::vector<Cell>>& lines, bool of_places,
+                                      const std::vector<double>& log_lines,
+                                      const std::vector<double>& log_places) {
+  std::vector<double> deviations;
+  const size_t n = of_places ? log_places.size() : log_lines.size();
+  const size_t n_across = of_places ? log_lines.size() : log_places.size();
+  for (size_t a = 0; a < n; ++a) {
+    std::vector<double> x;
+    for (size_t b = 0; b < n_across; ++b) {
+      x.push_back(DividedCell(lines, of_places ? b : a, of_places ? a : b, log_lines, log_places));
+    }
+    deviations.push_back(Deviation(x));
+  }
+  return deviations;
+}
+
+// KVarN's tile: places and lines are divided in turn until their deviations are alike, and then
+// every line gets even steps. Lines are channels of K or tokens of V.
+void QuantizeBalanced(const std::vector<std::vector<Cell>>& lines, int bits) {
+  std::vector<double> log_lines(lines.size()), log_places(lines[0].size());
+  std::vector<double> best = log_places;
+  const auto deviations = [&](bool of_places) {
+    return DividedDeviations(lines, of_places, log_lines, log_places);
+  };
+  const auto imbalance = [&] {
+    double sum = 0;
+    for (const bool of_places : {true, false}) {
+      const std::vector<double> all = deviations(of_places);
+      sum += *std::max_element(all.begin(), all.end()) /
+             std::max(*std::min_element(all.begin(), all.end()), 1e-8);
+    }
+    return sum;
+  };
+  const auto divide = [](const std::vector<double>& by, std::vector<double>* logs) {
+    for (size_t i = 0; i < by.size(); ++i) {
+      (*logs)[i] += std::log(std::clamp(by[i], 1e-3, 1e3));
+      (*logs)[i] = std::clamp((*logs)[i], -0.3, 10.0);
+    }
+  };
+  double least = imbalance();
+  for (int round = 0; round < 16; ++round) {
+    divide(deviations(true), &log_places);
+    divide(deviations(false), &log_lines);
+    const double now = imbalance();
+    if (now <= least) least = now, best = log_places;
+  }
+  for (double& x : best) x = AsF16(std::exp(x));
+  for (const std::vector<Cell>& line : lines) {
+    for (size_t j = 0; j < line.size(); ++j) *line[j] /= best[j];
+    QuantizeGroup(line, std::vector<bool>(line.size(), false), bits);
+    for (size_t j = 0; j < line.size(); ++j) *line[j] *= best[j];
+  }
+}
+
+// Both sides of a head, tile by tile.
+void SealBalanced(const ReferenceQuantizer& q, const RunOfRows& run, Matrix& keys, Matrix& values) {
+  for (size_t begin = run.begin; begin < run.end; begin += q.group) {
+    const size_t end = std::min(run.end, begin + q.group);
+    std::vector<std::vector<Cell>> channels(keys[begin].size()), tokens;
+    for (size_t t = begin; t < end; ++t) {
+      for (size_t r = 0; r < channels.size(); ++r) channels[r].push_back(&keys[t][r]);
+      tokens.push_back(Row(values, t));
+    }
+    QuantizeBalanced(channels, q.bits);
+    QuantizeBalanced(tokens, q.bits_of_v);
   }
 }
 
@@ -188,7 +289,10 @@ void SealValues(const ReferenceQuantizer& q, size_t position, std::vector<Matrix
       QuantizeByGgml(q.bits, row);
     } else if (q.name == "table") {
       QuantizeByTable(q.table, q.group, row);
+    } else if (q.name == "sphere") {
+      CodeBySphere(q.sphere.values, q.sphere.corrects_norms, &head[position]);
     } else {
+      ClipRow(q.value_clip, row);
       QuantizeLine(row, exact_row, q.group, q.bits);
     }
   }
@@ -474,6 +578,12 @@ void SealLiterally(const ReferenceQuantizer& q, int layer_idx, ReferenceRows* ro
     }
     return;
   }
+  if (q.name == "kvarn") {
+    for (size_t g = 0; g < rows->keys.size(); ++g) {
+      SealBalanced(q, run, rows->keys[g], rows->values[g]);
+    }
+    return;
+  }
   for (Matrix& keys : rows->keys) SealKeys(q, run, keys);
   for (size_t t = run.begin; t < run.end; ++t) SealValues(q, t, rows->values);
 }
@@ -482,6 +592,7 @@ void SealHeadLiterally(const ReferenceQuantizer& q, size_t head_idx, int begin, 
                        Matrix* keys, Matrix* values) {
   const RunOfRows run{static_cast<size_t>(begin + q.n_sink), static_cast<size_t>(end + q.n_sink)};
   if (q.name == "split") return EncodeHeadUnits(q, head_idx, run, *keys, *values);
+  if (q.name == "kvarn") return SealBalanced(q, run, *keys, *values);
   if (run.begin < run.end) SealKeys(q, run, *keys);
   std::vector<Matrix> layer = {std::move(*values)};
   for (size_t t = run.begin; t < run.end; ++t) SealValues(q, t, layer);

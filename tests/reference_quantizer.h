@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "reference_decoder.h"
+#include "reference_sphere.h"
 
 namespace kvlathe::testing {
 
@@ -18,8 +19,9 @@ struct ReferenceCodebooks {
 };
 
 struct ReferenceQuantizer {
-  std::string name;  // token, kcvt, kivi, int8, kvquant, split, q8_0, q4_0, table
+  std::string name;  // token, kcvt, kivi, int8, kvarn, kvquant, split, q8_0, q4_0, table, sphere
   int bits = 4;
+  int bits_of_v = 2;  // kvarn; `bits` are those of K
   int group = 64;
   int run = 512;  // of a prompt; 0: all of it
   int buffer = 64;
@@ -27,7 +29,9 @@ struct ReferenceQuantizer {
   int n_prompt = 0;
   int n_sink = 0;
   double sparse_share = 0;
-  std::vector<double> table;  // table: what each code stands for under a scale of 1
+  double key_clip = 1, value_clip = 1;  // token: rows of a head are clipped to this quantile of |x|
+  std::vector<double> table;            // table: what each code stands for under a scale of 1
+  ReferenceSphere sphere;
   // Runs of the prompt with more than half of their rows in this share of its n_prompt_tokens, the
   // newest, come back whole; negative: none.
   double whole_share = -1;

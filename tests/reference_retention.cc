@@ -34,12 +34,60 @@ std::vector<double> Softmax(std::vector<double> x) {
 
 }  // namespace
 
+RepeatLiterally::RepeatLiterally(int n_layers, int n_kv_heads, int n_sink, int n_context)
+    : n_sink_(n_sink),
+      n_context_(n_context),
+      votes_(n_layers, std::vector(n_kv_heads, std::vector<double>(n_context - n_sink))),
+      n_tokens_(n_layers) {}
+
+void RepeatLiterally::BeginChunk() { std::ranges::fill(n_tokens_, 0); }
+
+void RepeatLiterally::operator()(int layer_idx, ReferenceRows* rows) {
+  if (n_tokens_[layer_idx]++ < n_context_) return;
+  auto& heads = votes_[layer_idx];
+  const size_t group = rows->scores.size() / heads.size();
+  for (size_t h = 0; h < rows->scores.size(); ++h) {
+    const std::vector<double> weights = Softmax(rows->scores[h]);
+    std::vector<double>& votes = heads[h / group];
+    for (size_t e = 0; e < votes.size(); ++e) votes[e] = std::max(votes[e], weights[n_sink_ + e]);
+  }
+}
+
+void RetainLiterally::SetVotes(const RepeatLiterally::Votes& votes) {
+  given_votes_ = votes;
+  if (!m_.joint) return;
+  struct Vote {
+    double vote;
+    size_t layer, head;
+  };
+  std::vector<Vote> all;
+  const int n_old = m_.n_prompt - m_.n_sink - Newest(m_.n_prompt);
+  for (size_t l = 0; l < votes.size(); ++l) {
+    n_left_.emplace_back(votes[l].size(), Newest(m_.n_prompt));
+    for (size_t g = 0; g < votes[l].size(); ++g) {
+      for (int e = 0; e < n_old; ++e) all.push_back({votes[l][g][e], l, g});
+    }
+  }
+  std::ranges::stable_sort(all, [](const Vote& a, const Vote& b) { return a.vote > b.vote; });
+  const int n_each = Budget(m_.n_prompt) - m_.n_sink - Newest(m_.n_prompt);
+  const size_t n_chosen = std::max(0, n_each) * votes.size() * votes[0].size();
+  for (size_t i = 0; i < n_chosen; ++i) ++n_left_[all[i].layer][all[i].head];
+}
+
 void RetainLiterally::operator()(int layer_idx, ReferenceRows* rows) {
   const int position = n_tokens_[layer_idx]++;
   if (position >= m_.n_sink) {
     for (auto& head : entries_[layer_idx]) head.push_back({position});
   }
   Vote(layer_idx, *rows, position);
+  if (m_.name == "kvzip" && position + 1 == m_.n_prompt) {
+    auto& heads = entries_[layer_idx];
+    for (size_t g = 0; g < heads.size(); ++g) {
+      for (size_t e = 0; e < given_votes_[layer_idx][g].size(); ++e) {
+        heads[g][e].votes = given_votes_[layer_idx][g][e];
+      }
+    }
+  }
   const int n_entries = static_cast<int>(entries_[layer_idx][0].size());
   if (IsPrunePoint(position + 1, n_entries)) Prune(layer_idx, position + 1, rows);
 }
@@ -116,7 +164,7 @@ void RetainLiterally::Vote(int layer_idx, const ReferenceRows& rows, int positio
 void RetainLiterally::Prune(int layer_idx, int n_tokens, ReferenceRows* rows) {
   auto& heads = entries_[layer_idx];
   const int recent = Newest(n_tokens);
-  const size_t n_left = std::max(Budget(n_tokens) - m_.n_sink, m_.recent > 0 ? 1 : recent);
+  const size_t n_of_all = std::max(Budget(n_tokens) - m_.n_sink, m_.recent > 0 ? 1 : recent);
 
   // Votes that decide, per head: pooled, or summed over the heads of the layer.
   std::vector<std::vector<double>> votes;
@@ -140,6 +188,7 @@ void RetainLiterally::Prune(int layer_idx, int n_tokens, ReferenceRows* rows) {
   for (size_t g = 1; m_.shared && g < votes.size(); ++g) votes[g] = votes[0];
 
   for (size_t g = 0; g < heads.size(); ++g) {
+    const size_t n_left = n_left_.empty() ? n_of_all : n_left_[layer_idx][g];
     while (heads[g].size() > n_left) {
       size_t worst = heads[g].size();
       for (size_t e = 0; e < heads[g].size(); ++e) {

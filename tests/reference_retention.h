@@ -12,14 +12,15 @@
 namespace kvlathe::testing {
 
 struct ReferenceRetention {
-  std::string name;  // window, h2o, mas, tova, keyformer, snapkv
+  std::string name;  // window, h2o, mas, tova, keyformer, snapkv, kvzip
   double keep = 0;   // share of the positions, or
   int budget = 0;    // positions
   bool of_prompt = false;
   double recent = 0;    // share of the kept (h2o, mas, keyformer)
-  int n_recent = 1;     // positions (window, snapkv)
+  int n_recent = 1;     // positions (window, snapkv, kvzip)
   bool shared = false;  // tova
   int kernel = 1;       // snapkv
+  bool joint = false;   // kvzip: all heads have one budget
   int interval = 1;
   bool prompt_only = false;
   // Behind the prompt entries are dropped once there are this share of the budget, at least 64, too
@@ -31,6 +32,25 @@ struct ReferenceRetention {
   int n_prompt = 0, n_generated = 0;
 };
 
+// The largest probability that entries of a context get from any query behind it, in any query head
+// of the group: [layer][kv head][entry]. Chunks are read one after the other, each behind the
+// context.
+class RepeatLiterally {
+ public:
+  using Votes = std::vector<std::vector<std::vector<double>>>;
+  RepeatLiterally(int n_layers, int n_kv_heads, int n_sink, int n_context);
+
+  void BeginChunk();
+  // After the newest token of the layer has attended: of the context, then of the chunk.
+  void operator()(int layer_idx, ReferenceRows* rows);
+  const Votes& votes() const { return votes_; }
+
+ private:
+  int n_sink_, n_context_;
+  Votes votes_;
+  std::vector<int> n_tokens_;
+};
+
 class RetainLiterally {
  public:
   RetainLiterally(const ReferenceRetention& method, int n_layers, int n_kv_heads)
@@ -40,6 +60,9 @@ class RetainLiterally {
 
   // After the newest token of the layer has attended.
   void operator()(int layer_idx, ReferenceRows* rows);
+
+  // Of all but the last token of the prompt (kvzip).
+  void SetVotes(const RepeatLiterally::Votes& votes);
 
   // Positions of the entries that are left, in their order.
   std::vector<int> Positions(int layer_idx, int kv_head_idx) const;
@@ -57,6 +80,8 @@ class RetainLiterally {
   void Prune(int layer_idx, int n_tokens, ReferenceRows* rows);
 
   ReferenceRetention m_;
+  RepeatLiterally::Votes given_votes_;
+  std::vector<std::vector<size_t>> n_left_;  // [layer][kv head] of the prompt, or empty
   std::vector<std::vector<std::vector<Entry>>> entries_;  // [layer][kv head]
   std::vector<int> n_tokens_;
 };

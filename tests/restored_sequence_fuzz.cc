@@ -71,6 +71,8 @@ constexpr const char* kSpecs[] = {
     "zack(online=on,sink=40)",  // saved before it has found its bases as well
     "fdc+h2o(keep=0.4,score=exact)",
     "fdc+snapkv(keep=0.5,window=8,score=exact)+kivi(bits=4)",
+    "kvzip(keep=0.5,window=8)",
+    "kvzip(keep=0.8,window=8)+kivi(bits=4)",
 };
 
 ModelConfig SmallConfig() {
@@ -172,6 +174,10 @@ class Case {
       const int n = static_cast<int>(std::min<int64_t>(n_tokens, cache->max_step()));
       std::vector<int32_t> ids(n);
       for (int i = 0; i < n; ++i) ids[i] = (cache->n_tokens() * 7 + i) % kVocabulary;
+      if (cache->must_read_again()) {
+        const std::vector<int32_t> prompt(static_cast<size_t>(cache->n_prompt()), 3);
+        KVL_RETURN_IF_ERROR(model_->ReadPromptAgain(cache, prompt, kPrompt));
+      }
       KVL_RETURN_IF_ERROR(cache->Extend(n));
       const SequenceStep step = {cache, ids, SequenceStep::Logits::kLast};
       KVL_RETURN_IF_ERROR(model_->Forward({&step, 1}));

@@ -17,6 +17,7 @@
 namespace kvlathe {
 
 using testing::Matrix;
+using testing::RepeatLiterally;
 
 std::string RetainedModelTest::directory_;
 testing::ReferenceModel RetainedModelTest::reference_;
@@ -54,6 +55,11 @@ std::unique_ptr<Model> RetainedModelTest::Load(Isa isa, DType type, const char* 
   PlanParts parts = PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis);
   if (parts.retention.has_value()) parts.retention->run = kRun;
   if (slack > 0) parts.retention->slack = slack;
+  if (parts.retention.has_value() && parts.retention->repeats_prompt()) {
+    parts.retention->repeat.first_words = kFirstWords;
+    parts.retention->repeat.later_words = kLaterWords;
+    parts.retention->repeat.end_words = kEndWords;
+  }
   auto model = CreateModel(*std::move(weights), std::move(parts));
   EXPECT_TRUE(model.ok()) << model.status();
   return *std::move(model);
@@ -69,6 +75,10 @@ void RetainedModelTest::Read(Model* model, SequenceCache* cache, int n_tokens, i
                              Matrix* logits) {
   while (cache->n_tokens() < n_tokens) {
     const int begin = cache->n_tokens();
+    if (cache->must_read_again()) {
+      const Status again = model->ReadPromptAgain(cache, ids_, chunk);
+      ASSERT_TRUE(again.ok()) << again;
+    }
     const int n = static_cast<int>(std::min<int64_t>({chunk, n_tokens - begin, cache->max_step()}));
     const Status extended = cache->Extend(n);
     ASSERT_TRUE(extended.ok()) << extended;
@@ -78,8 +88,11 @@ void RetainedModelTest::Read(Model* model, SequenceCache* cache, int n_tokens, i
     for (int t = 0; t < n; ++t) {
       logits->emplace_back(model->logits(t).begin(), model->logits(t).end());
     }
-    ASSERT_EQ(cache->bytes().total(),
-              SequenceBytes(model->layout(), cache->n_tokens(), n, kPrompt));
+    // Where heads keep numbers of their own, these are not known before.
+    if (!model->layout().DropsByHead() || cache->n_tokens() < kPrompt) {
+      ASSERT_EQ(cache->bytes().total(),
+                SequenceBytes(model->layout(), cache->n_tokens(), n, kPrompt));
+    }
     ASSERT_EQ(cache->bytes().total(), pool_.usage().used_bytes);
   }
 }
@@ -90,6 +103,27 @@ void RetainedModelTest::Step(Model* model, SequenceCache* cache, int n) {
   const SequenceStep step{cache, std::span(ids_).subspan(begin, n), SequenceStep::Logits::kLast};
   const Status status = model->Forward({&step, 1});
   ASSERT_TRUE(status.ok()) << status;
+}
+
+RepeatLiterally::Votes RetainedModelTest::VotesOfRepeat(
+    const testing::ReferenceRetention& literal, int chunk,
+    const std::vector<testing::ReferenceBasis>& bases, bool has_whole_keys) {
+  const std::vector<int> context(ids_.begin(), ids_.begin() + kPrompt - 1);
+  RepeatLiterally votes(reference_.n_layers, reference_.n_kv_heads, literal.n_sink, kPrompt - 1);
+  for (int begin = 0; begin < kPrompt - 1; begin += chunk) {
+    std::vector<int> ids = context;
+    const std::vector<int32_t>& words = begin == 0 ? kFirstWords : kLaterWords;
+    ids.insert(ids.end(), words.begin(), words.end());
+    for (int i = std::max(0, begin - 8); i < begin; ++i) ids.push_back(context[i]);
+    ids.insert(ids.end(), kEndWords.begin(), kEndWords.end());
+    for (int i = begin; i < std::min(kPrompt - 1, begin + chunk); ++i) ids.push_back(context[i]);
+    votes.BeginChunk();
+    testing::ReferenceLogits(
+        reference_, ids, bases, literal.n_sink,
+        [&](int layer, testing::ReferenceRows* rows) { votes(layer, rows); }, nullptr,
+        has_whole_keys ? static_cast<int>(ids.size()) : 0);
+  }
+  return votes.votes();
 }
 
 std::vector<int> RetainedModelTest::Positions(const SequenceCache& cache, int layer_idx,

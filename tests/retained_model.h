@@ -23,10 +23,14 @@ namespace kvlathe {
 inline constexpr int kTokens = 260, kPrompt = 170, kRun = 64;
 inline constexpr int kManyTokens = 480;  // sealed entries are dropped several times
 
+// That ask for the prompt again.
+inline const std::vector<int32_t> kFirstWords = {5, 17, 3}, kLaterWords = {9, 2}, kEndWords = {11};
+
 struct RetainedCase {
   const char* spec;
   testing::ReferenceRetention literal;
   bool has_latents = false;  // random ones, in place of palu's; shared as the spec says
+  int chunk = 0;             // of the prompt, read again (kvzip)
   // Random maps in place of fdc's.
   bool has_maps() const { return std::string_view(spec).starts_with("fdc"); }
 };
@@ -52,6 +56,11 @@ class RetainedModelTest : public ::testing::TestWithParam<RetainedCase> {
 
   // The next n tokens.
   void Step(Model* model, SequenceCache* cache, int n);
+
+  // What the prompt votes while it is read again, in chunks of so many tokens behind the words.
+  static testing::RepeatLiterally::Votes VotesOfRepeat(
+      const testing::ReferenceRetention& literal, int chunk,
+      const std::vector<testing::ReferenceBasis>& bases, bool has_whole_keys);
 
   static std::vector<int> Positions(const SequenceCache& cache, int layer_idx, int kv_head_idx);
 

@@ -28,6 +28,11 @@ const ReferenceRetention kKeyformer = {
 const ReferenceRetention kSnapKv = {
     .name = "snapkv", .budget = 60, .n_recent = 16, .kernel = 5, .prompt_only = true, .n_sink = 4};
 
+const ReferenceRetention kKvzip = {
+    .name = "kvzip", .budget = 60, .n_recent = 16, .prompt_only = true, .n_sink = 4};
+const ReferenceRetention kKvzipJoint = {
+    .name = "kvzip", .budget = 60, .n_recent = 16, .joint = true, .prompt_only = true, .n_sink = 4};
+
 const RetainedCase kCases[] = {
     {"window(size=50,sink=4)", kWindow},
     {"h2o(keep=0.4,recent=0.5,sink=4)", kH2o},
@@ -49,6 +54,13 @@ const RetainedCase kCases[] = {
       .tau_init = 0.5,
       .tau_end = 1.5}},
     {"snapkv(budget=60,window=16,kernel=5,sink=4)", kSnapKv},
+    {"kvzip(budget=60,window=16,heads=own,sink=4)", kKvzip, false, 2048},
+    {"kvzip(budget=60,window=16,heads=own,chunk=50,sink=4)", kKvzip, false, 50},
+    {"kvzip(budget=60,window=16,chunk=50,sink=4)", kKvzipJoint, false, 50},
+    {"palu+kvzip(budget=60,window=16,chunk=90,sink=4)", kKvzipJoint, true, 90},
+    {"palu+kvzip(budget=60,window=16,heads=own,chunk=90,sink=4)", kKvzip, true, 90},
+    {"fdc+kvzip(budget=60,window=16,score=exact,sink=4)", kKvzipJoint, false, 2048},
+    {"fdc+kvzip(budget=60,window=16,heads=own,sink=4)", kKvzip, false, 2048},
     {"palu+keyformer(keep=0.4,recent=0.3,sink=4)", kKeyformer, true},
     {"palu+snapkv(budget=60,window=16,kernel=5,sink=0)",
      {.name = "snapkv", .budget = 60, .n_recent = 16, .kernel = 5, .prompt_only = true},
@@ -76,6 +88,9 @@ TEST_P(RetainedModelTest, KeepsWhatTheLiteralMethodKeeps) {
   std::vector<testing::ReferenceBasis> bases;
   if (GetParam().has_latents || GetParam().has_maps()) bases = BasesOf(GetParam().spec);
   const int n_whole_keys = ReadsWholeKeys(GetParam().spec) ? kPrompt : 0;
+  if (GetParam().chunk > 0) {
+    retain.SetVotes(VotesOfRepeat(literal, GetParam().chunk, bases, n_whole_keys > 0));
+  }
   std::vector<int> n_seen(reference_.n_layers);
   const Matrix want = testing::ReferenceLogits(
       reference_, ids, bases, literal.n_sink,
@@ -123,6 +138,9 @@ TEST_P(RetainedModelTest, BatchesKeepTheSame) {
     for (size_t i = 0; i < caches.size(); ++i) {
       const int begin = caches[i]->n_tokens();
       if (round < static_cast<int>(7 * i) || begin == kTokens) continue;
+      if (caches[i]->must_read_again()) {
+        ASSERT_TRUE(model->ReadPromptAgain(caches[i].get(), ids_, 30).ok());
+      }
       const int n = static_cast<int>(std::min<int64_t>(
           {20 + 9 * static_cast<int64_t>(i), kTokens - begin, caches[i]->max_step()}));
       ASSERT_TRUE(caches[i]->Extend(n).ok());
@@ -157,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, RetainedModelTest, ::testing::ValuesIn(kCases),
 TEST_F(RetainedModelTest, ABudgetForAllChangesNothing) {
   for (const char* spec :
        {"h2o(keep=1,sink=0)", "tova(budget=1000,sink=0)", "keyformer(keep=1,sink=0)",
-        "snapkv(budget=1000,sink=0)", "window(size=1000,sink=0)"}) {
+        "snapkv(budget=1000,sink=0)", "kvzip(budget=1000,sink=0)", "window(size=1000,sink=0)"}) {
     std::unique_ptr<Model> kept = Load(AvailableIsas().back(), DType::kBf16, spec);
     std::unique_ptr<Model> none = Load(AvailableIsas().back(), DType::kBf16, "none");
     kept->set_deterministic(true);
@@ -177,7 +195,8 @@ TEST_F(RetainedModelTest, ABudgetForAllChangesNothing) {
 TEST_F(RetainedModelTest, DeterministicModelsKeepTheSameBits) {
   for (const char* spec :
        {"h2o(keep=0.4,sink=4)", "keyformer(keep=0.4,sink=4)", "palu+h2o(keep=0.4,sink=4)",
-        "fdc+h2o(keep=0.4,score=exact,sink=4)", "fdc+tova(budget=60,score=exact,sink=0)",
+        "kvzip(keep=0.4,chunk=60,sink=4)", "fdc+h2o(keep=0.4,score=exact,sink=4)",
+        "fdc+tova(budget=60,score=exact,sink=0)",
         "fdc+keyformer(keep=0.2,score=exact,sink=2)+kivi(bits=2)",
         "h2o(keep=0.2,sink=4)+gear(bits=4)", "keyformer(keep=0.2,sink=0)+kivi(bits=2)",
         "tova(budget=70,sink=0)+gear(bits=2)"}) {
@@ -201,6 +220,9 @@ TEST_F(RetainedModelTest, DeterministicModelsKeepTheSameBits) {
       std::vector<SequenceStep> steps;
       for (const auto& cache : caches) {
         const int begin = cache->n_tokens();
+        if (cache->must_read_again()) {
+          ASSERT_TRUE(model->ReadPromptAgain(cache.get(), ids_, 40).ok());
+        }
         const int n = static_cast<int>(std::min<int64_t>({40, kTokens - begin, cache->max_step()}));
         if (n == 0) continue;
         ASSERT_TRUE(cache->Extend(n).ok());

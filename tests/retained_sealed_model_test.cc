@@ -62,6 +62,7 @@ struct SealedCase {
   ReferenceRetention retention;
   ReferenceQuantizer quantizer;
   bool has_latents = false;
+  int chunk = 0;  // of the prompt, read again (kvzip)
 };
 
 // Entries go while the prompt is read, where it ends, and wherever they have outgrown their budget
@@ -78,6 +79,11 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
         .prompt_only = true,
         .n_sink = 4},
        {.name = "kivi", .bits = 2, .group = 32, .n_sink = 4}},
+      {"kvzip(budget=100,window=16,heads=own,chunk=80,sink=4)+kivi(bits=2,group=32)",
+       {.name = "kvzip", .budget = 100, .n_recent = 16, .prompt_only = true, .n_sink = 4},
+       {.name = "kivi", .bits = 2, .group = 32, .n_sink = 4},
+       false,
+       80},
       {"h2o(keep=0.5,sink=0)+kcvt(bits=2)+sparse(share=0.1)",
        {.name = "h2o", .keep = 0.5, .recent = 0.5, .run = kRun},
        {.name = "kcvt", .bits = 2, .sparse_share = 0.1}},
@@ -93,9 +99,15 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
       {"tova(budget=80,sink=2)+token(bits=3,group=16,newest=9)",
        {.name = "tova", .budget = 80, .shared = true, .run = kRun, .n_sink = 2},
        {.name = "token", .bits = 3, .group = 16, .newest = 9, .n_sink = 2}},
+      {"h2o(keep=0.5,sink=0)+turboquant(bits=2)",
+       {.name = "h2o", .keep = 0.5, .recent = 0.5, .run = kRun},
+       {.name = "sphere", .sphere = {{{27, 90}, 1.510417609 / 90}, {{27, 90}, 1.510417609 / 90}}}},
       {"tova(budget=40,heads=own,sink=0)+q8_0",
        {.name = "tova", .budget = 40, .run = kRun},
        {.name = "q8_0", .bits = 8}},
+      {"h2o(keep=0.6,sink=2)+kvarn(key_bits=3,hadamard=off)",
+       {.name = "h2o", .keep = 0.6, .recent = 0.5, .run = kRun, .n_sink = 2},
+       {.name = "kvarn", .bits = 3, .group = 128, .buffer = 128, .n_sink = 2}},
       {"keyformer(keep=0.3,prune=prompt,sink=0)+int8",
        {.name = "keyformer", .keep = 0.3, .recent = 0.3, .tau_end = 2},
        {.name = "int8", .bits = 8}},
@@ -130,8 +142,11 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
     const bool has_basis = c.has_latents || n_whole_keys > 0;
     const auto bases = has_basis ? BasesOf(c.spec) : std::vector<testing::ReferenceBasis>();
     testing::RetainLiterally retain(c.retention, reference_.n_layers, reference_.n_kv_heads);
+    testing::RepeatLiterally::Votes votes;
+    if (c.chunk > 0) votes = VotesOfRepeat(c.retention, c.chunk, bases, n_whole_keys > 0);
     const auto read = [&](const ReferenceQuantizer* quantizer) {
       retain = testing::RetainLiterally(c.retention, reference_.n_layers, reference_.n_kv_heads);
+      if (c.chunk > 0) retain.SetVotes(votes);
       std::vector<int> n_seen(reference_.n_layers), n_entries(reference_.n_layers);
       std::vector<int> n_at_start(reference_.n_layers);  // entries when some were dropped last
       return testing::ReferenceLogits(

@@ -47,6 +47,10 @@ class SavedSequence : public testing::TestWithParam<DType> {
   // The bits of the logits after these tokens.
   static std::string Feed(Model* model, SequenceCache* cache, std::span<const int32_t> ids) {
     while (!ids.empty()) {
+      if (cache->must_read_again()) {
+        const std::vector<int32_t> prompt = RandomTokens(static_cast<int>(cache->n_prompt()), 1);
+        EXPECT_TRUE(model->ReadPromptAgain(cache, prompt, 40).ok());
+      }
       const size_t n = static_cast<size_t>(
           std::min<int64_t>(static_cast<int64_t>(ids.size()), cache->max_step()));
       EXPECT_TRUE(cache->Extend(static_cast<int>(n)).ok());
@@ -112,6 +116,7 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsSealed) {
   const ModelBasis basis = DrawRandomBasis(2, 2, 32, 0.3, 9);
   for (const char* text :
        {"kivi(bits=2,run=64)", "fdc(rate=0.3)+gear(bits=4,run=128,share=0.1)", "int8(sink=0)",
+        "kvarn(run=128)", "fdc(rate=0.3)+kvarn(group=64,run=64,buffer=64)",
         "kvquant(bits=3,run=64,sink=2)", "fdc(rate=0.3)+kvquant(outliers=0.1)+lowrank",
         "fdc(rate=0.3)+gear(bits=2,run=prompt,share=0.2)", "gear(bits=2,run=64,recent=0.4)",
         "window(size=90)+gear(bits=4,run=64)"}) {
@@ -175,6 +180,8 @@ TEST_P(SavedSequence, GoesOnWithTheSameBitsWithEntriesDropped) {
         "fdc(rate=0.3)+keyformer(keep=0.3,score=exact)",
         "fdc(rate=0.3)+h2o(keep=0.3,score=exact)+gear(bits=4)",
         "fdc(rate=0.3)+snapkv(budget=50,score=exact,sink=0)", "snapkv(budget=50)",
+        "kvzip(budget=50)", "kvzip(budget=70,heads=own)+kivi(bits=2)",
+        "kvzip(keep=0.8,window=8)+kivi(bits=2)", "fdc(rate=0.3)+kvzip(budget=60,score=exact)",
         "window(size=30)", "h2o(keep=0.9)+gear(bits=4)", "h2o(keep=0.3)+gear(bits=4)",
         "tova(budget=80,sink=0)+kivi(bits=2)"}) {
     const auto spec = Spec::Parse(text);

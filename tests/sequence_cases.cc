@@ -110,6 +110,9 @@ const SequenceCase kCases[] = {
     {"BasisGear", "fdc(rate=0.3)+gear(bits=4,run=128,share=0.1)", CaseBasis::kPlain},
     {"GearOfPrompt", "fdc(rate=0.3)+gear(bits=2,run=prompt,share=0.2)", CaseBasis::kPlain},
     {"Int8", "int8(sink=0)"},
+    {"Turboquant", "turboquant(bits=3,value_bits=2,run=64)", CaseBasis::kPlain},
+    {"TurboquantProduct", "turboquant(keys=product,run=64)", CaseBasis::kPlain},
+    {"Kvarn", "kvarn(run=128)"},
     {"Kvquant", "kvquant(bits=3,run=64,sink=2)"},
     {"KvquantLowrank", "fdc(rate=0.3)+kvquant(outliers=0.1)+lowrank", CaseBasis::kPlain},
     {"WindowGear", "window(size=90)+gear(bits=4,run=64)"},
@@ -154,11 +157,16 @@ const SequenceCase kCases[] = {
     {"TovaKivi", "tova(budget=80,sink=0)+kivi(bits=2)"},
     {"Snapkv", "snapkv(budget=50)"},
     {"SnapkvExact", "fdc(rate=0.3)+snapkv(budget=50,score=exact,sink=0)", CaseBasis::kPlain},
+    {"Kvzip", "kvzip(keep=0.5,window=8,chunk=50)"},
+    {"KvzipOwn", "kvzip(keep=0.5,window=8,heads=own)"},
+    {"KvzipKivi", "kvzip(keep=0.7,window=8)+kivi(bits=4)"},
+    {"KvzipOwnGear", "kvzip(keep=0.7,window=8,heads=own)+gear(bits=4)"},
     {"Window", "window(size=30)"},
     {"Dmc", "dmc"},
     {"BasisDmc", "fdc(rate=0.3)+dmc(window=3,sink=0)", CaseBasis::kPlain},
     {"Pool", "pool(n=5,sink=2)"},
     {"PoolKivi", "pool(n=2)+kivi(bits=2,run=64)"},
+    {"TovaKvarn", "tova(budget=80,sink=0)+kvarn(group=64,buffer=64)"},
     {"DmcKivi", "dmc(sink=0)+kivi(bits=2)"},
     {"DmcGear", "fdc(rate=0.3)+dmc+gear(bits=2,share=0.2)", CaseBasis::kPlain},
     {"Dms", "dms(run=32)"},
@@ -226,6 +234,12 @@ void PressOldest(Model* model, SequenceCache* cache) {
 
 std::string Feed(Model* model, SequenceCache* cache, std::span<const int32_t> ids, size_t piece) {
   while (!ids.empty()) {
+    if (cache->must_read_again()) {
+      // Any tokens will do: the prompt may have come in parts.
+      const std::vector<int32_t> other = RandomTokens(static_cast<int>(cache->n_prompt()), 77);
+      const Status again = model->ReadPromptAgain(cache, other, static_cast<int64_t>(piece));
+      EXPECT_TRUE(again.ok()) << again;
+    }
     const size_t n =
         std::min({ids.size(), piece, static_cast<size_t>(std::max<int64_t>(1, cache->max_step()))});
     EXPECT_TRUE(cache->Extend(static_cast<int>(n)).ok());

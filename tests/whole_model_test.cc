@@ -182,13 +182,13 @@ void RandomModelTest::BatchedIsSingle(const std::vector<ReferenceBasis>& bases, 
   }
 }
 
-// What a model's own tokens say of it, also across heads.
+// What a model's own tokens say of it, also across heads and of attention's outputs.
 CalibrationStatistics StatisticsOf(LoadedModel* none, const std::vector<int>& ids) {
   const ModelConfig& c = none->model->config();
   CalibrationJob job;
   job.shape = {c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim};
   job.sequences = {std::vector<int32_t>(ids.begin(), ids.end())};
-  job.across_heads = true;
+  job.across_heads = job.outputs = true;
   job.pool = none->pool.get();
   job.forward = [&](std::span<const int32_t> tokens, QkvObserver* observer) -> Status {
     SequenceCache cache(&none->model->layout(), none->blocks.get());

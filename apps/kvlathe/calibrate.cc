@@ -112,7 +112,8 @@ Status RunCalibrate(CalibrateOptions options) {
     KVL_RETURN_IF_ERROR(CheckCanKeep(path, ShapeOf(workspace->config()),
                                      {.gradients = options.run.gradients,
                                       .across_heads = options.run.across_heads,
-                                      .key_values = options.run.key_values}));
+                                      .key_values = options.run.key_values,
+                                      .outputs = options.run.outputs}));
     options.run.checkpoint_path = CheckpointPathOf(path);
   }
   CalibrationTimes times;
@@ -178,7 +179,7 @@ void AddCalibrateVerb(Verbs* verbs) {
   verb->add_flag(
       "--gradients", options->run.gradients,
       "what errors of stored rows cost, for lathe and kvquant; =false leaves it out, which takes a "
-      "third of the time and is enough for fdc, zack, palu and eigen");
+      "third of the time and is enough for fdc, zack, palu, eigen and spectral");
   verb->add_flag(
       "--across-heads", options->run.across_heads,
       "Gram matrices across the KV heads of a layer too, for palu(group=N): 8 bytes times "
@@ -187,6 +188,8 @@ void AddCalibrateVerb(Verbs* verbs) {
       "--key-values", options->run.key_values,
       "moments of keys with their values too, for lathe(maps=joint); about as many bytes "
       "again");
+  verb->add_flag("--outputs", options->run.outputs,
+                 "moments of what attention makes of values too, for spectral and oscar");
   verb->add_option("--kv", options->kv,
                    "a spec with dmc or pool: statistics of the entries that it merges, for "
                    "bases that go with it");

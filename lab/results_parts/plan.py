@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from . import prepare
 from .paper_specs import FEW_TOKENS, GEAR, HEADS, N_ROTATED, N_TOKENS, N_WITH_GRADIENTS, RESIDUALS, ROTATED
+from .rival_specs import PUBLISHED_WINDOWS, RIVALS, RIVALS_ON_NEEDLES
 
 # Where a method can keep its newest positions in 16 bits, it keeps 32. lathe keeps more by itself: WITHOUT has it with 32, NEWEST others with as many.
 CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
@@ -27,6 +28,9 @@ MORE = ["h2o(keep=0.5)", "palu(rate=0.25,round=16)"]
 # On tasks. Prompts of data sets end a little behind 1,000 tokens, needles near 2,000: the last row holds about an eighth on the former and less on the latter.
 MAIN = [*(kv for kv in LONG if not kv.startswith("lathe")), *MORE, "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8,context=2048)", EIGHTH,
         SHORTER]
+# Scores that look ahead, beside those that do not, at a half and a quarter of the entries, and with codes behind them.
+AHEAD = ["kvzip(keep=0.5)", "kvzip(keep=0.25)", "kvzip(keep=0.5,heads=own)", "snapkv(keep=0.25)", "h2o(keep=0.25)",
+         *(f"lathe(ratio=4)+{method}(keep={keep})" for method in ("kvzip", "snapkv", "h2o") for keep in (0.5, 0.25))]
 # Where bases that cut and entries that are dropped have failed on easier tasks of the same kind.
 HARDER = ["none", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)", "kivi(bits=2,group=64,newest=32)", "lathe(ratio=4)",
           "lathe(ratio=6)", SHORTER, "snapkv(keep=0.5)"]
@@ -34,6 +38,7 @@ QUALITY = [*LONG, *MORE, "int8(newest=32)", "q8_0(newest=32)", "kivi(bits=4,grou
 
 # Baselines as their papers set them, and at their best where no other row has that (docs/methods/, Settings).
 PUBLISHED = ["palu(rate=0.25,ranks=fisher,sink=0)", "fdc(rate=0.25,sink=0)", "kivi(bits=2,group=32,buffer=128,newest=128,sink=0)",
+             "kvarn(run=128,sink=128)",
              "gear(bits=2,run=prompt,sink=0)", "kvquant(bits=4,sink=1)", "h2o(keep=0.2,budget=prompt,prune=prompt,sink=0)",
              "tova(budget=512,prune=prompt,sink=0)", "keyformer(keep=0.6,budget=prompt,prune=prompt,sink=0)"]
 BEST = ["palu(rate=0.25)", "palu(rate=0.25,group=3)", "kivi(bits=2,group=32,buffer=128)", "gear(bits=2,run=prompt,buffer=256)",
@@ -43,13 +48,15 @@ SCHEDULES = ["none", *(f"{method}(keep=0.5{key})" for method in ("h2o", "tova", 
 
 METHODS = ["none", *BASES, "eigen(rate=0.25)", "lathe(rate=0.25)", "lathe(rate=0.25,keys=before)",
            "lathe(rate=0.25,heads=own)", "svd-online(rate=0.25)", "zack(rate=0.25,online=on)",
-           "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
+           "token(bits=4,newest=32)", "kcvt(bits=4,newest=32)", "kivi(bits=4,newest=32)", "kvarn(newest=32)",
+           "kvarn(value_bits=4,newest=32)", "kvarn(key_bits=2,newest=32)", "kvquant(bits=4,newest=32)", "int8(newest=32)",
            "q8_0(newest=32)", "q4_0(newest=32)", "q4_0(hadamard=on,newest=32)", "kivi(bits=2,group=64,newest=32)",
+           *(f"turboquant(bits={bits},newest=32)" for bits in (4, 3, 2)), "turboquant(bits=4,keys=product,newest=32)",
            "kivi(bits=2,group=64,newest=32)+lowrank", "kivi(bits=2,group=64,newest=32)+sparse", "gear(bits=4,newest=32)",
            "gear(bits=2,newest=32)", "gear-l(bits=4,newest=32)", "gear-l(bits=2,newest=32)", "outlier-aware(bits=2,newest=32)",
            "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8)", "kvquant-z(rate=0.25,newest=32)", "kvq-f(rate=0.25,newest=32)",
            "kvq-p(rate=0.25,newest=32)", "fdc(rate=0.25)+gear(bits=4,newest=32)", "snapkv(keep=0.5)+kivi(bits=4,group=64,newest=32)",
-           "lathe(ratio=4)+snapkv(keep=0.5)", "snapkv(keep=0.5)", "window(size=1020)", "pool(n=2)", "h2o(keep=0.5)", "mas(keep=0.5)",
+           "lathe(ratio=4)+snapkv(keep=0.5)", "snapkv(keep=0.5)", "kvzip(keep=0.5)", "window(size=1020)", "pool(n=2)", "h2o(keep=0.5)", "mas(keep=0.5)",
            "tova(keep=0.5)", "keyformer(keep=0.5)", "keyformer-z(rate=0.5)", "kf-f(rate=0.5)", "kf-p(rate=0.5)"]
 NOT_MEASURED = {"dmc": "needs weights that were trained for it"}
 
@@ -255,6 +262,24 @@ def calibration_parts(setup):
     return parts
 
 
+def rival_parts(setup):
+    """The field's quantizers of 2026 beside kivi, kvquant and lathe, at equal bytes: on texts, then where facts hide in a novel."""
+    n_windows = 2 if is_large(setup) else 4
+    windows = f"{n_windows} windows of 2048 tokens"
+    parts = [compared(setup, "rivals/wiki", f"WikiText-2 test, {windows}: rivals at equal bytes", RIVALS, "wiki", n_windows, 2048, WIKI,
+                      n_together=6),
+             compared(setup, "rivals/novel", f"a novel, {windows}: rivals at equal bytes", RIVALS, "novel", n_windows, 2048, NOVEL, n_together=6)]
+    if setup.context >= 8192:
+        parts.append(compared(setup, "rivals/long", "WikiText-2 test, a window of 8192 tokens: rivals with their published windows",
+                              PUBLISHED_WINDOWS, "wiki", 1, 8192, WIKI, n_together=5))
+    rounded = ("--weights-exact=false",) if is_large(setup) else ()
+    for name, title, argument in (("needle", "one number in a novel", "needle"), ("uuids", "an identifier (UUID)", "needle(kind=uuids)")):
+        parts.append(task(setup, f"rivals/{name}", title, argument,
+                          ("--task-text", f"{setup.data}/{NOVEL}", "--task-length", "2000", "--task-count", "10" if is_large(setup) else "25",
+                           *rounded), RIVALS_ON_NEEDLES, data=(NOVEL,)))
+    return parts
+
+
 def task(setup, name, title, argument, options, specs=MAIN, **files):
     baseline = f"{setup.work}/{name.replace('/', '-')}.none.jsonl"
     return Part(name, title, tuple(specs), ("eval", "-m", setup.model, "--task", argument, *options), baseline=baseline, **files)
@@ -287,11 +312,11 @@ def retrieval_tasks(setup):
         return task(setup, name, title, argument, ("--task-text", f"{setup.data}/{NOVEL}", "--task-length", str(n_tokens),
                                                    "--task-count", str(n_examples)), specs, data=(NOVEL,))
     parts = [
-        of("needle/one", "one number in a novel", "needle"),
+        of("needle/one", "one number in a novel", "needle", specs=[*MAIN, *AHEAD]),
         of("needle/schedules", "one number in a novel, by caches that drop entries sooner or later", "needle", specs=SCHEDULES),
         of("needle/keys4", "one of four numbers in a novel", "needle(keys=4)"),
         of("needle/values2", "two numbers of one key", "needle(values=2)"),
-        of("needle/uuids", "an identifier (UUID)", "needle(kind=uuids)"),
+        of("needle/uuids", "an identifier (UUID)", "needle(kind=uuids)", specs=[*MAIN, *AHEAD]),
         # A cell of these takes two minutes.
         of("needle/7000", "one number in 7,000 tokens", "needle", 7000, 12,
            ["none", "kivi(bits=4,group=64,newest=32)", "lathe(ratio=4)", "lathe(ratio=6)", "lathe(ratio=8,keys=before)"]),
@@ -356,6 +381,7 @@ def large_parts(setup):
         task(setup, "tasks/tools", "a call of one of six tools, in JSON", "tools",
              ("--task-count", "100", "--task-length", "1500", rounded), GEAR_TASKS),
         *inspected_parts(setup),
+        *rival_parts(setup),
     ]
 
 
@@ -364,7 +390,7 @@ def parts_of(setup):
         return embedded_parts(setup)
     if is_large(setup):
         return large_parts(setup)
-    return [*text_parts(setup), *file_tasks(setup), *retrieval_tasks(setup), drift_part(setup)]
+    return [*text_parts(setup), *file_tasks(setup), *retrieval_tasks(setup), drift_part(setup), *rival_parts(setup)]
 
 
 def missing_data(part, setup):

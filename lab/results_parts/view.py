@@ -8,7 +8,7 @@ from .store import ResultsError
 
 AXES = ("codes", "bases", "retention", "compositions")
 AXIS_TITLES = {"codes": "Codes", "bases": "Fewer dimensions", "retention": "Fewer positions", "compositions": "Compositions"}
-RETAINING = ("h2o", "mas", "tova", "keyformer", "snapkv", "window", "pool", "dmc")
+RETAINING = ("h2o", "mas", "tova", "keyformer", "snapkv", "kvzip", "window", "pool", "dmc")
 COMPOSED = ("kvquant-z", "kvq-f", "kvq-p", "kf-f", "kf-p", "keyformer-z")
 REPAIRS = ("lowrank", "sparse")
 

@@ -10,6 +10,7 @@ namespace {
 void AddVerbs(RetrofitVerbs* verbs) {
   AddPretrainVerb(verbs);
   AddDmcVerb(verbs);
+  AddDmsVerb(verbs);
   AddGqaVerb(verbs);
   AddFisherVerb(verbs);
 }

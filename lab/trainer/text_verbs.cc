@@ -197,6 +197,9 @@ void AddVerbs(RetrofitVerbs* verbs) {
   AddTrainerVerb(verbs, "dmc",
                  "Teach a model to merge entries of its cache; interrupted, the same command goes "
                  "on");
+  AddTrainerVerb(verbs, "dms",
+                 "Teach heads which entries of a cache may leave it; interrupted, the same command "
+                 "goes on");
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ int RunVerbs(int argc, char** argv, const std::function<void(RetrofitVerbs*)>& a
 void AddGqaVerb(RetrofitVerbs* verbs);
 void AddPretrainVerb(RetrofitVerbs* verbs);
 void AddDmcVerb(RetrofitVerbs* verbs);
+void AddDmsVerb(RetrofitVerbs* verbs);
 // Takes token ids on standard input: kvlathe-retrofit makes them.
 void AddFisherVerb(RetrofitVerbs* verbs);
 

@@ -14,6 +14,7 @@
 #include "calibration/checkpoint.h"
 #include "calibration/fingerprint.h"
 #include "calibration/joint_moments.h"
+#include "calibration/outputs/output_moments.h"
 #include "calibration/position_shift.h"
 #include "format/keys.h"
 
@@ -34,6 +35,7 @@ struct CalibrationSums {
   explicit CalibrationSums(const CalibrationJob& job)
       : rows(job.shape, job.pool, job.isa, job.across_heads),
         joint(job.shape, MostTurningPairs(job.rope_dim), job.rope_dim / 2, job.pool) {
+    if (job.outputs) outputs.emplace(job.shape, job.pool, job.isa);
     if (job.gradients) fisher.emplace(job.shape, MostTurningPairs(job.rope_dim), job.pool);
     if (!job.key_values || !job.gradients) return;
     key_values.emplace(job.shape, MostTurningPairs(job.rope_dim), job.rope_dim / 2, job.pool);
@@ -44,6 +46,7 @@ struct CalibrationSums {
     SumBytes bytes;
     rows.AppendTo(&bytes);
     joint.AppendTo(&bytes);
+    if (outputs.has_value()) outputs->AppendTo(&bytes);
     if (fisher.has_value()) fisher->AppendTo(&bytes);
     if (key_values.has_value()) key_values->AppendTo(&bytes);
     return bytes;
@@ -51,6 +54,7 @@ struct CalibrationSums {
 
   StatisticsAccumulator rows;
   JointMomentSums joint;
+  std::optional<OutputMoments> outputs;
   std::optional<FisherSums> fisher;
   std::optional<KeyValueSums> key_values;
 };
@@ -67,8 +71,8 @@ std::string CheckpointKey(const CalibrationJob& job) {
   const StatisticsShape& s = job.shape;
   for (const int64_t number :
        {int64_t{s.n_layers}, int64_t{s.n_heads}, int64_t{s.n_kv_heads}, int64_t{s.head_dim},
-        int64_t{job.n_positions}, int64_t{job.across_heads}, int64_t{job.key_values},
-        int64_t{job.gradients != nullptr}, static_cast<int64_t>(job.isa),
+        int64_t{job.n_positions}, int64_t{job.across_heads}, int64_t{job.outputs},
+        int64_t{job.key_values}, int64_t{job.gradients != nullptr}, static_cast<int64_t>(job.isa),
         static_cast<int64_t>(job.source.seed)}) {
     key.Add(static_cast<uint64_t>(number));
   }
@@ -99,6 +103,12 @@ class CalibrationPass : public QkvObserver {
     }
     if (gradient_watch_.has_value()) forward_seconds_ = gradient_watch_->Seconds();
     CountWork(view.n_tokens);
+  }
+  bool wants_outputs() const override { return sums_->outputs.has_value(); }
+  void ObserveOutputs(const OutputsView& view) override {
+    if (!sums_->outputs.has_value()) return;
+    const ScopedTimer timer(&times_->moments);
+    sums_->outputs->Observe(view);
   }
 
  private:
@@ -244,6 +254,9 @@ StatusOr<CalibrationStatistics> CalibrationPass::Finish() {
                                                     sums_->fisher->n_tokens(), &statistics));
     }
     KVL_RETURN_IF_ERROR(sums_->fisher->Finish(sums_->joint.turning_means(), &statistics));
+  }
+  if (sums_->outputs.has_value()) {
+    KVL_RETURN_IF_ERROR(sums_->outputs->Finish(&statistics));
   }
   sums_->joint.Finish(&statistics);
   statistics.source = job_.source;

@@ -67,6 +67,7 @@ struct CalibrationJob {
   int rope_dim = 0;
   TokenSequences sequences;
   bool across_heads = false;  // statistics across the KV heads of a layer too (G- and J-LRD)
+  bool outputs = false;       // CalibrationStatistics::outputs too
   bool key_values = false;    // CalibrationStatistics::key_values too
   ThreadPool* pool = nullptr;
   Isa isa = Isa::kScalar;  // of the kernels that sum up

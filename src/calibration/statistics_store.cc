@@ -41,6 +41,12 @@ StatusOr<CalibrationStatistics> ReadMatching(const std::string& path,
                  "new one with kvlathe calibrate --key-values, or leave maps out",
                  path);
   }
+  if (request.contents.outputs && statistics.outputs.covariance.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: no moments of what attention makes of values, which spectral needs; write a "
+                 "new one with kvlathe calibrate --outputs, or leave --basis out",
+                 path);
+  }
   return statistics;
 }
 
@@ -69,7 +75,9 @@ std::vector<StatisticsContents> ContentsAt(int n_positions) {
   for (const bool gradients : {false, true}) {
     for (const bool across_heads : {false, true}) {
       for (const bool key_values : {false, true}) {
-        contents.push_back({n_positions, gradients, across_heads, key_values});
+        for (const bool outputs : {false, true}) {
+          contents.push_back({n_positions, gradients, across_heads, key_values, outputs});
+        }
       }
     }
   }
@@ -103,6 +111,8 @@ std::string LackingInKept(const StatisticsRequest& request) {
     const bool lacks_gradients = request.contents.gradients && !contents.gradients;
     if (lacks_gradients) return "what is kept has no gradients";
     const bool lacks_values = request.contents.key_values && !contents.key_values;
+    const bool lacks_outputs = request.contents.outputs && !contents.outputs;
+    if (lacks_outputs) return "what is kept has no moments of what attention makes of values";
     return lacks_values ? "what is kept has no moments of keys with their values"
                         : "what is kept has no moments across heads";
   }
@@ -135,7 +145,7 @@ void AddWarning(const std::string& line, std::string* warning) {
 
 bool HoldsAllOf(const StatisticsContents& held, const StatisticsContents& asked) {
   return (held.gradients || !asked.gradients) && (held.across_heads || !asked.across_heads) &&
-         (held.key_values || !asked.key_values);
+         (held.key_values || !asked.key_values) && (held.outputs || !asked.outputs);
 }
 
 std::string StatisticsFileName(const std::string& merging) {
@@ -158,10 +168,11 @@ std::string KeptStatisticsPath(const StatisticsRequest& request) {
   key.Add(request.model_hash);
   key.Add(request.rope);
   key.Add(request.settings);
-  key.Add(fmt::format("positions {}{}{}{}", request.contents.n_positions,
+  key.Add(fmt::format("positions {}{}{}{}{}", request.contents.n_positions,
                       request.contents.gradients ? " with gradients" : "",
                       request.contents.across_heads ? " across heads" : "",
-                      request.contents.key_values ? " with values" : ""));
+                      request.contents.key_values ? " with values" : "",
+                      request.contents.outputs ? " with outputs" : ""));
   return directory + "/basis-" + key.Hex() + ".safetensors";
 }
 
@@ -185,6 +196,7 @@ int64_t BytesWhileCalibrating(const StatisticsShape& s, const StatisticsContents
   int64_t n_numbers = (7 * kv + s.n_heads) * d * (d + 1);
   n_numbers += (kv * d / joint) * 5 * (8 * joint * joint + 5 * joint) + kv * d;
   n_numbers += 3 * kv * d * (ChannelHistograms::kBins + 4);
+  if (contents.outputs) n_numbers += kv * d * (d + 1);
   if (contents.across_heads) n_numbers += 2 * kv * d * kv * d;
   // Sums of keys after RoPE and in frames have the angles of their positions too (TurningMeans).
   const int64_t angles = 2 * MostTurningPairs(static_cast<int>(d));

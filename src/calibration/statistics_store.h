@@ -18,6 +18,7 @@ struct StatisticsContents {
   bool gradients = false;     // with what errors of rows cost
   bool across_heads = false;  // with moments across the KV heads of a layer
   bool key_values = false;    // with moments of keys with their values
+  bool outputs = false;       // with moments of what attention makes of values
 
   bool operator==(const StatisticsContents&) const = default;
 };

@@ -54,6 +54,12 @@ void CloseRows(const BlockShape& shape, std::span<std::byte* const> blocks,
   }
 }
 
+KeptEntries KeptOf(const PrunePlan& plan, const PruneHead& head) {
+  KeptEntries kept = plan.kept;
+  if (head.n_kept > 0) kept.n = head.n_kept;
+  return kept;
+}
+
 // So do positions and votes; votes that count one prune only start again.
 void CloseEntries(const PrunePlan& plan, std::span<const RowMove> moves, int n_kept,
                   const EntryTable& table) {
@@ -137,7 +143,7 @@ int PruneHeadEntries(const PrunePlan& plan, const PruneHead& head, std::span<con
                  dropped, access.At(head.opened));
   }
   if (head.entries.empty()) return n_sealed;
-  const auto n_kept = static_cast<int>(std::min<int64_t>(plan.kept.n, head.n_entries));
+  const auto n_kept = static_cast<int>(std::min<int64_t>(KeptOf(plan, head).n, head.n_entries));
   const EntryTable table = EntryTableAt(access, head.entries);
   CloseEntries(plan, moves, n_kept, table);
   if (plan.classes.sum() > 0) SortEntries(plan, head.shape, table, blocks);
@@ -172,7 +178,7 @@ std::vector<int> PruneHeads(const PrunePlan& plan, const CpuLookup& lookup, Thre
       n_sealed[g] = PruneHeadEntries(
           plan, head,
           shares_heads ? dropped_by_all
-                       : ChooseDropped(rule, plan.kept, head.n_entries, {&tables[g], 1}),
+                       : ChooseDropped(rule, KeptOf(plan, head), head.n_entries, {&tables[g], 1}),
           lookup);
     }
   });

@@ -43,6 +43,9 @@ class ForecastTest : public ::testing::TestWithParam<const char*> {
   // Reads on until n positions are there, in steps of at most max_step.
   Status ReadTo(SequenceCache* cache, int n, int64_t max_step) {
     while (cache->n_tokens() < n) {
+      if (cache->must_read_again()) {
+        KVL_RETURN_IF_ERROR(model_->ReadPromptAgain(cache, ids_, max_step));
+      }
       const int64_t n_new = std::min({max_step, int64_t{n - cache->n_tokens()}, cache->max_step()});
       KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n_new)));
       const auto ids = std::span(ids_).subspan(cache->n_tokens() - n_new, n_new);
@@ -91,7 +94,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values("none", "kivi(bits=4,run=64)", "kivi(bits=2,run=prompt)",
                       "gear(bits=4,run=128)", "lathe(ratio=4,open=8,run=64)", "h2o(keep=0.5)",
                       "h2o(keep=0.3,prune=prompt)", "tova(budget=100)", "keyformer(keep=0.4)",
-                      "snapkv(budget=100)", "window(size=100)",
+                      "snapkv(budget=100)", "kvzip(budget=100)", "kvzip(budget=100,heads=own)",
+                      "kvzip(budget=150,heads=own)+kivi(bits=4)", "window(size=100)",
                       "window(size=100)+kivi(bits=4,run=64)",
                       "tova(budget=100,prune=prompt)+kivi(bits=4)", "h2o(keep=0.4)+kivi(bits=2)",
                       "snapkv(budget=120)+kivi(bits=4)", "pool(n=3)", "pool(n=4)+kivi(bits=4)"));

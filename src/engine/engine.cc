@@ -104,6 +104,7 @@ void Engine::ShareTokenBudget() {
       n_left -= n_taken;
       if (s->ReadsAnew()) n_rows_left -= n_taken;
     }
+    if (decodes) n_left -= ShareDrafts(n_left);
   }
 }
 
@@ -126,8 +127,12 @@ void Engine::PreemptNewest() {
 // where it merged too little.
 Status Engine::ExtendOrPreempt(Sequence* sequence) {
   for (;;) {
-    const Status status = sequence->cache->Extend(static_cast<int>(sequence->input.size()));
+    const Status status = sequence->ExtendCache();
     if (status.code() != StatusCode::kResourceExhausted) return status;
+    if (sequence->n_draft > 0) {  // for which nobody gives anything up
+      sequence->DropDraft();
+      continue;
+    }
     if (prefixes_.EvictOldest() || DropWaitingCache(waiting_)) continue;
     const Pressed pressed = PressNewest();
     if (pressed == Pressed::kRun) continue;
@@ -172,6 +177,7 @@ StepWork Engine::BuildBatches() {
       ++i;
       continue;
     }
+    s->n_unchecked = s->n_draft;
     LevelBatch& batch = batches_[s->request.level];
     batch.steps.push_back({s->cache.get(), s->input, s->WantedLogits()});
     batch.sequences.push_back(s);
@@ -190,7 +196,7 @@ void Engine::TakeResults(Model* model, LevelBatch* batch) {
     Sequence* const s = batch->sequences[i];
     const int64_t end_row = first_row + step.n_logit_rows();
     Status status = std::move(batch->failures[i]);
-    if (status.ok() && step.logits == SequenceStep::Logits::kAll) {
+    if (status.ok() && step.logits == SequenceStep::Logits::kAll && s->n_unchecked == 0) {
       status = s->TakePromptLogprobs(step.n_new(),
                                      [&](int64_t row) { return model->logits(first_row + row); });
     }
@@ -200,6 +206,8 @@ void Engine::TakeResults(Model* model, LevelBatch* batch) {
     }
     if (!status.ok()) {
       Fail(s, std::move(status));
+    } else if (s->repeats()) {
+      s->EndRepeatStep();
     } else if (!s->outcome.embedding.empty()) {
       Finish(s, FinishReason::kStop);
     } else {
@@ -207,14 +215,14 @@ void Engine::TakeResults(Model* model, LevelBatch* batch) {
       if (s->request.prompt_sink != nullptr) {
         SendPrompt(s);
       } else if (s->n_cached() == s->n_known()) {
-        TakeToken(s, model, end_row - 1);
+        TakeTokens(s, model, end_row);
       }
     }
     first_row = end_row;
   }
 }
 
-void Engine::TakeToken(Sequence* s, Model* model, int64_t row) {
+Engine::Taken Engine::TakeToken(Sequence* s, Model* model, int64_t row) {
   TokenConstraint* const constraint = s->request.constraint.get();
   const LargestNumbers* const likeliest =
       s->sampler.TakesLikeliest(constraint) ? model->Likeliest(row) : nullptr;
@@ -223,8 +231,11 @@ void Engine::TakeToken(Sequence* s, Model* model, int64_t row) {
                                       : s->sampler.Sample(model->logits(row), constraint);
   if (!token.ok()) {
     const bool is_finite = token.status().code() != StatusCode::kDataLoss;
-    return Fail(s, is_finite ? token.status() : LogitsNotFinite(s->n_cached() - 1));
+    Fail(s, is_finite ? token.status() : LogitsNotFinite(s->n_cached() - 1));
+    return Taken::kEnded;
   }
+  const bool was_drafted = s->AcceptsNext(*token);
+  if (was_drafted && observer() != nullptr) observer()->OnDrafted(s->id, 0, 1);
   if (s->outcome.tokens.empty()) {
     s->outcome.ttft_ms = s->since_submit.Milliseconds();
     s->since_first_token.Restart();
@@ -232,16 +243,21 @@ void Engine::TakeToken(Sequence* s, Model* model, int64_t row) {
   }
   const auto& stops = s->request.stop_ids;
   if (std::find(stops.begin(), stops.end(), *token) != stops.end()) {
-    return Finish(s, FinishReason::kStop);
+    Finish(s, FinishReason::kStop);
+    return Taken::kEnded;
   }
   if (constraint != nullptr) {
     Status status = constraint->Accept(*token);
-    if (!status.ok()) return Fail(s, std::move(status));
+    if (!status.ok()) {
+      Fail(s, std::move(status));
+      return Taken::kEnded;
+    }
   }
-  GiveToken(s, *token, *model, row);
+  if (!GiveToken(s, *token, *model, row)) return Taken::kEnded;
+  return was_drafted ? Taken::kDraftedToken : Taken::kToken;
 }
 
-void Engine::GiveToken(Sequence* s, int32_t token, const Model& model, int64_t row) {
+bool Engine::GiveToken(Sequence* s, int32_t token, const Model& model, int64_t row) {
   const Request& request = s->request;
   std::optional<TokenLogprobs> logprobs;
   if (request.n_top_logprobs.has_value()) {
@@ -264,7 +280,9 @@ void Engine::GiveToken(Sequence* s, int32_t token, const Model& model, int64_t r
   if (reason == FinishReason::kNone && std::ssize(s->outcome.tokens) == request.max_tokens) {
     reason = FinishReason::kLength;
   }
-  if (reason != FinishReason::kNone) Finish(s, reason);
+  if (reason == FinishReason::kNone) return true;
+  Finish(s, reason);
+  return false;
 }
 
 // From those that run or wait.
@@ -287,6 +305,7 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   merged_[finished->request.level].Add(finished->MeasureMerging());
   // The cache of a failed step is good for nothing, and its blocks may be wanted by the callback.
   const bool has_failed = reason == FinishReason::kFailed;
+  if (!has_failed) finished->EndDraft();
   // Who cancelled it was promised that it ends so.
   if (inbox_.Remove(finished->id)) reason = FinishReason::kCancelled;
   RequestOutcome& outcome = finished->outcome;
@@ -317,7 +336,8 @@ void Engine::Finish(Sequence* sequence, FinishReason reason) {
   if (finished->on_finish) finished->on_finish(finished->id, outcome);
   finishing_ = nullptr;
   const bool has_fewer_bits = finished->cache != nullptr && finished->cache->n_pressed() > 0;
-  if (finished->cache != nullptr && !has_fewer_bits && prefixes_.Takes(*finished->layout)) {
+  if (finished->cache != nullptr && !has_fewer_bits && !finished->repeats() &&
+      prefixes_.Takes(*finished->layout)) {
     const auto tokens = std::span(finished->tokens).first(finished->n_cached());
     prefixes_.Add(finished->prefix_key, tokens, std::move(finished->cache));
   }
@@ -370,7 +390,7 @@ Session Engine::TakeSession(RequestId id) {
   Sequence& s = *finishing_;
   KVL_CHECK_EQ(s.id, id);
   s.turn_ends.push_back(static_cast<int>(s.n_known()));
-  if (s.n_cached() + 1 < s.n_known()) s.cache.reset();
+  if (s.n_cached() + 1 < s.n_known() || s.repeats()) s.cache.reset();
   return {std::move(s.tokens), std::move(s.turn_ends), s.request.sampling,
           s.sampler.n_draws(), std::move(s.cache),     s.request.level};
 }

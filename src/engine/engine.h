@@ -147,9 +147,9 @@ class Engine {
   // is none of that id (any more) or it was cancelled before.
   bool Cancel(RequestId id) { return inbox_.Cancel(id); }
 
-  // One step: what was cancelled ends, every running sequence decodes a token, and the rest of
-  // max_batch_tokens goes to prompts and replays, if it is their turn (prompt_share). False when
-  // nothing is left to do, or when it was interrupted.
+  // One step: what was cancelled ends, every running sequence decodes a token, or more where they
+  // were drafted, and the rest of max_batch_tokens goes to prompts and replays, if it is their turn
+  // (prompt_share). False when nothing is left to do, or when it was interrupted.
   bool Step();
   // Steps until nothing is left or is_interrupted says yes. The status of the first request that
   // failed meanwhile, after all others have finished; OK when none did. So who runs one request
@@ -199,6 +199,8 @@ class Engine {
   bool IsReadElsewhere(Sequence* sequence);
   bool BeginsNow(Sequence* sequence);
   void KeepPrefixes();
+  int64_t ShareDrafts(int64_t n_left);
+  void TakeTokens(Sequence* sequence, Model* model, int64_t end_row);
   void StorePrefixes(Sequence* sequence);
   void SendPrompt(Sequence* sequence);
   void SendRest();
@@ -210,9 +212,12 @@ class Engine {
   void PreemptNewest();
   void Compute(const StepWork& work);
   void TakeResults(Model* model, LevelBatch* batch);
-  // Of row `row` of the model's logits.
-  void TakeToken(Sequence* sequence, Model* model, int64_t row);
-  void GiveToken(Sequence* sequence, int32_t token, const Model& model, int64_t row);
+  // Of row `row` of the model's logits. The sequence is gone where the token, or its failure, has
+  // ended it; else they return what it was, and whether it was what had been drafted.
+  enum class Taken { kEnded, kToken, kDraftedToken };
+  Taken TakeToken(Sequence* sequence, Model* model, int64_t row);
+  // False where it has ended.
+  bool GiveToken(Sequence* sequence, int32_t token, const Model& model, int64_t row);
   std::unique_ptr<Sequence> Remove(Sequence* sequence);
   void Finish(Sequence* sequence, FinishReason reason);
   void Fail(Sequence* sequence, Status status);

@@ -37,7 +37,7 @@ struct EngineLoad {
 struct StepWork {
   int64_t step_idx = 0;     // from 0 on, of the steps that compute something
   int n_sequences = 0;      // in the batch
-  int n_decode_tokens = 0;  // of sequences that go on by one token
+  int n_decode_tokens = 0;  // of sequences that go on by one token, and drafted ones behind them
   int n_fill_tokens = 0;    // of prompts, and of what preempted sequences compute again
 };
 
@@ -47,9 +47,9 @@ struct StepWork {
 // thread of the observer's own.
 //
 // The calls of one step: OnAdmitted, OnPressed and OnPreempted of whom it begins with, OnStepBegan,
-// then, once the model has computed, OnFirstToken, OnToken and OnFinished request by request
-// (OnAnswered before OnFinished), and OnStepEnded. OnFinished may also come without a step: of a
-// request that was cancelled or found no room.
+// then, once the model has computed, OnDrafted, OnFirstToken, OnToken and OnFinished request by
+// request (OnAnswered before OnFinished), and OnStepEnded. OnFinished may also come without a step:
+// of a request that was cancelled or found no room.
 class EngineObserver {
  public:
   using RequestId = int64_t;
@@ -73,6 +73,12 @@ class EngineObserver {
   // ttft_ms: since the request was submitted. Its OnToken follows, unless the token ends the
   // request as one of its stop_ids.
   virtual void OnFirstToken(RequestId, double ttft_ms) { (void)ttft_ms; }
+  // Counts that add up: drafted tokens of the request that the step has computed, before its first
+  // token of the step, and then, before each token that is what was drafted, one more accepted.
+  virtual void OnDrafted(RequestId, int n_checked, int n_accepted) {
+    (void)n_checked;
+    (void)n_accepted;
+  }
   // After the request's own callback has seen the token.
   virtual void OnToken(RequestId, int32_t token) { (void)token; }
   // Of a request with an answer_id that ended with kStop or kLength; before its own callback.

@@ -68,8 +68,10 @@ int64_t EngineSequence::WantedBytes(int max_step, const MergedCounts& of_level) 
   const auto n_heads = static_cast<int64_t>(layout->shapes.size());
   const bool is_measured = merged_.n_positions >= kMeasuredPositions * n_heads;
   const double share = is_measured ? merged_.share() : of_level.share();
+  const int n_decode = request.drafter == nullptr ? 1 : 1 + kMostDrafted;
   f = {n_until, has_prompt, decodes(),
-       PeakBytesIfMerged(*layout, {n_cached(), n_until}, decodes() ? 1 : max_step, n_prompt, share),
+       PeakBytesIfMerged(*layout, {n_cached(), n_until}, decodes() ? n_decode : max_step, n_prompt,
+                         share),
        request.refuses_pressure ? 0 : BytesToPressOff(*layout, n_until, n_prompt)};
   const int64_t n_bytes = f.n_bytes - std::max(off_bytes, f.to_press_bytes);
   if (layout->ModelDecidesEntries() && !is_measured) f = {};  // others will know better
@@ -87,6 +89,8 @@ MergedCounts EngineSequence::MeasureMerging() {
 void EngineSequence::DropCache() {
   cache.reset();
   input.clear();
+  repeat.reset();
+  n_draft = 0;
   kept_prefixes.clear();
   forecast_ = {};
   ++outcome.n_preemptions;
@@ -100,7 +104,8 @@ void EngineSequence::BeginBehind(std::unique_ptr<SequenceCache> prefix) {
 
 bool EngineSequence::KeepPrefixes() {
   kept_prefixes.clear();
-  const int64_t n_before = n_cached() - std::ssize(input);
+  if (repeats()) return true;
+  const int64_t n_before = cache->n_tokens() - std::ssize(input);
   for (const int end : prefix_ends) {
     if (end <= n_before || end > n_cached() || !cache->CanShare(end, n_prompt)) continue;
     auto kept = cache->Keep({end, n_prompt, request.max_tokens});
@@ -111,15 +116,35 @@ bool EngineSequence::KeepPrefixes() {
 }
 
 void EngineSequence::TakeInput(int64_t n_max) {
+  if (cache->must_read_again() && !repeat.has_value())
+    repeat.emplace(&layout->retention->repeat, n_prompt);
+  if (repeats()) {
+    input = repeat->Next(tokens, n_max);
+    return;
+  }
   const auto turn = std::upper_bound(turn_ends.begin(), turn_ends.end(), n_cached());
   int64_t end = turn == turn_ends.end() ? n_known() : *turn;
   if (request.prompt_sink != nullptr) end = n_given - 1;
   const auto begin = tokens.begin() + n_cached();
   input.assign(begin, begin + std::min({n_max, end - n_cached(), cache->max_step()}));
+  n_draft = 0;
+}
+
+Status EngineSequence::ExtendCache() {
+  const auto n_new = static_cast<int>(input.size());
+  return repeats() ? cache->ExtendOnTrial(n_new) : cache->Extend(n_new);
+}
+
+void EngineSequence::EndRepeatStep() {
+  outcome.n_repeated_tokens += std::ssize(input);
+  if (repeat->Advance(tokens, std::ssize(input))) cache->TakeBack(static_cast<int>(n_prompt - 1));
+  if (repeat->is_done()) cache->EndReadingAgain();
 }
 
 SequenceStep::Logits EngineSequence::WantedLogits() const {
+  if (repeats()) return SequenceStep::Logits::kNone;
   if (request.pooling) return SequenceStep::Logits::kHidden;
+  if (n_unchecked > 0) return SequenceStep::Logits::kAll;
   // The last token of a prompt tells none of it.
   if (LacksPromptLogprobs() && n_cached() >= std::ssize(outcome.prompt_logprobs)) {
     return SequenceStep::Logits::kAll;

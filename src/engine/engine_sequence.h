@@ -17,6 +17,7 @@
 #include "kv/blocks/sequence_cache.h"
 #include "kv/blocks/sequence_stream.h"
 #include "kv/cache_layout.h"
+#include "kv/retention/prompt_repeat.h"
 #include "model/forward.h"
 
 namespace kvlathe {
@@ -45,7 +46,10 @@ struct EngineSequence {
   std::vector<int> prefix_ends;  // where a part of the cache is to be kept (PrefixStore), rising
   std::vector<std::unique_ptr<SequenceCache>> kept_prefixes;  // by the step that is under way
   std::unique_ptr<SequenceCache> cache;
-  std::vector<int32_t> input;  // tokens of the current step
+  std::vector<int32_t> input;          // tokens of the current step
+  std::optional<PromptRepeat> repeat;  // of the prompt in the cache, once it has begun
+  int n_draft = 0;                     // of these, the last, that are drafted
+  int n_unchecked = 0;  // positions of the cache, the last, whose tokens may turn out to be others
   RequestOutcome outcome;
   Stopwatch since_submit;
   Stopwatch since_first_token;
@@ -53,7 +57,10 @@ struct EngineSequence {
   EngineSequence(Request r, Session session, const CacheLayout* cache_layout);
 
   int64_t n_known() const { return std::ssize(tokens); }
-  int64_t n_cached() const { return cache == nullptr ? 0 : cache->n_tokens(); }
+  // Positions of the cache that are there to stay, but for those that are not checked.
+  int64_t n_cached() const { return cache == nullptr ? 0 : cache->n_settled() - n_unchecked; }
+  // Whether the prompt is being read again, by which its cache chooses what stays.
+  bool repeats() const { return repeat.has_value() && !repeat->is_done(); }
   // Whether it has read what it reads for another machine, and not all of it is sent.
   bool waits_to_send() const { return request.prompt_sink != nullptr && n_cached() + 1 == n_given; }
   bool decodes() const { return n_known() > turn_ends.back() && n_cached() + 1 == n_known(); }
@@ -74,8 +81,26 @@ struct EngineSequence {
   // to prefix_ends. False when there is no room for one of them.
   bool KeepPrefixes();
 
-  // Makes `input` the next tokens for the cache, at most n_max, of one turn and of one run.
+  // Makes `input` the next tokens for the cache, at most n_max, of one turn and of one run; or of
+  // the prompt that is read again.
   void TakeInput(int64_t n_max);
+  // Makes room for them in the cache.
+  Status ExtendCache();
+  // Says that a step has read `input`, while the prompt is read again.
+  void EndRepeatStep();
+  // --- Drafts (drafts/engine_drafts.cc), of a sequence that decodes. ---
+
+  // Puts at most n_most drafted tokens behind its token in `input`; nothing where it has no
+  // drafter, or no place for them.
+  void AddDraft(int64_t n_most);
+  // Takes them out again.
+  void DropDraft();
+  // Of the next token that is not checked, where there is one: whether `token`, which the model
+  // has generated in its place, is the same. Counts it as accepted then.
+  bool AcceptsNext(int32_t token);
+  // Has the cache forget what is not checked, in the step that had a draft.
+  void EndDraft();
+
   // Whether log-probabilities of the prompt are asked for that are not known yet; then what comes
   // next to the cache may be a token of the prompt whose logits tell one.
   bool LacksPromptLogprobs() const {

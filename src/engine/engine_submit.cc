@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/units.h"
+#include "engine/drafts/draft_room.h"
 #include "engine/engine.h"
 
 namespace kvlathe {
@@ -101,6 +102,7 @@ StatusOr<const CacheLayout*> Engine::LayoutFor(const Request& request, const Ses
 StatusOr<std::unique_ptr<EngineSequence>> Engine::MakeSequence(Request request, Session* session) {
   KVL_RETURN_IF_ERROR(CheckRequest(request, *session, levels_));
   KVL_ASSIGN_OR_RETURN(const CacheLayout* const layout, LayoutFor(request, *session));
+  if (request.drafter != nullptr) KVL_RETURN_IF_ERROR(CheckDrafts(*layout));
   if (request.prompt_sink != nullptr) {
     KVL_CHECK(!options_.identities.empty() && SharesPrefixes(*layout));
     request.refuses_pressure = true;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/drafts/drafter.h"
 #include "engine/logprobs.h"
 #include "engine/prefixes/prompt_sink.h"
 #include "engine/sampler.h"
@@ -54,6 +55,10 @@ struct Request {
   std::shared_ptr<PromptSink> prompt_sink;
   // What may be generated; of this request alone. Null: anything.
   std::shared_ptr<TokenConstraint> constraint;
+  // Guesses what comes next; of this request alone, and of a level whose caches can take positions
+  // back (WhyNothingIsDrafted). What is generated does not depend on it beyond the rounding of the
+  // logits; with Model::set_deterministic not even there. Null: a token a step.
+  std::shared_ptr<Drafter> drafter;
 };
 
 // One token of the answer. Pointers are valid during the call that brings it.
@@ -76,10 +81,15 @@ struct RequestOutcome {
   // Where the prompt of the cache ended (SequenceCache::n_prompt): of an earlier request whose
   // answer this one went on behind, where it did (EngineOptions::prefix_bytes).
   int64_t n_cache_prompt = 0;
-  int n_preemptions = 0;  // times that the cache was given up and computed again
+  int64_t n_repeated_tokens = 0;  // that were read again for votes (RetentionPlan::Votes::kRepeat)
+  int n_preemptions = 0;          // times that the cache was given up and computed again
   // Positions that were sealed again in fewer bits because memory was short, counted once more
   // where the cache was given up and computed again.
   int64_t n_pressed_tokens = 0;
+  // With a drafter: tokens that it proposed and the model checked, and those of them that were
+  // generated.
+  int64_t n_drafted_tokens = 0;
+  int64_t n_accepted_tokens = 0;
   KvBytes kv_bytes;  // of the sequence at its end
   // The same of each rank that shares the model; empty where none do.
   std::vector<KvBytes> kv_bytes_by_rank;

@@ -341,6 +341,9 @@ Status Prefill(Model* model, SequenceCache* cache, std::span<const int32_t> toke
     cache->set_n_prompt(static_cast<int64_t>(tokens.size()));
   }
   for (size_t begin = 0; begin < tokens.size();) {
+    if (cache->must_read_again()) {
+      KVL_RETURN_IF_ERROR(model->ReadPromptAgain(cache, tokens, kChunkTokens));
+    }
     const size_t n = std::min<size_t>(
         {kChunkTokens, tokens.size() - begin, static_cast<size_t>(cache->max_step())});
     KVL_RETURN_IF_ERROR(cache->Extend(static_cast<int>(n)));

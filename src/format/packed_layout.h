@@ -3,15 +3,15 @@
 //
 // A run is what is compressed together: n_blocks blocks of kBlockSize entries of every KV head of a
 // layer. It is held in three kinds of objects:
-//   block         of one head: codes of K and V, scales per token, factor A of the residual, counts
-//                 of exact entries
-//   run record    of one head: scales per channel, factor B, exact entries of K
+//   block         of one head: codes of K and V, balance of K, scales per token, factor A of the
+//                 residual, counts of exact entries
+//   run record    of one head: scales per channel, balance of V, factor B, exact entries of K
 //   layer record  of all heads: scales per token over all heads, exact entries of V
-// What a codec has of these is drawn in its folder: rows/, uniform/, codebook/, split_bits/,
-// rotated/, table_codes/. Behind it lie the repairs, which are the same for all codecs that have
-// codes. Factors are F16, and so are scales and minima unless the codec says otherwise. The
-// residual A B^T of a run is added to the values of all its elements. An exact entry adds what is
-// then still missing, rounded to Bf16.
+// What a codec has of these is drawn in its folder: rows/, uniform/, balanced/, codebook/,
+// split_bits/, rotated/, table_codes/, sphere_codes/. Behind it lie the repairs, which are the same
+// for all codecs that have codes. Factors are F16, and so are scales and minima unless the codec
+// says otherwise. The residual A B^T of a run is added to the values of all its elements. An exact
+// entry adds what is then still missing, rounded to Bf16.
 //
 // Exact entries lie in lanes. A lane of K is a token, and its entries have places that are
 // channels; a lane of V is a channel, and its entries have places that are tokens. The block counts
@@ -25,11 +25,13 @@
 #include <cstdint>
 #include <variant>
 
+#include "format/balanced/balanced_layout.h"
 #include "format/codebook/codebook_layout.h"
 #include "format/codes/code_lines.h"
 #include "format/codes/code_side.h"
 #include "format/rotated/rotated_layout.h"
 #include "format/rows/block_layout.h"
+#include "format/sphere_codes/sphere_codes.h"
 #include "format/split_bits/coded_rows.h"
 #include "format/split_bits/split_bits_layout.h"
 #include "format/table_codes/code_table.h"
@@ -54,8 +56,8 @@ constexpr CodecFacts FactsOf(const RowsCodec& /*codec*/) {
 }
 
 // What sealed rows become. The struct of a codec has what is the same in all of a cache.
-using Codec =
-    std::variant<RowsCodec, UniformCodec, CodebookCodec, SplitBitsCodec, RotatedCodec, TableCodec>;
+using Codec = std::variant<RowsCodec, UniformCodec, CodebookCodec, SplitBitsCodec, RotatedCodec,
+                           TableCodec, SphereCodec, BalancedCodec>;
 // What a codec keeps of each KV head, besides the shape of its rows: nothing, or how its channels
 // or ranks are split. CacheLayout has one for each head, and the alternative is that of its codec.
 using HeadStorage = std::variant<std::monostate, HeadBits, RotatedRanks>;
@@ -219,8 +221,14 @@ constexpr int ValueScaleGroups(const PackedShape& s) {
   return (s.rank_v + group - 1) / group;
 }
 
-// --- A block holds, in this order: codes of K, codes of V, scales of K, scales of V, A of K, A of
-// V, counts of exact entries of K, counts of those of V. ---
+// How many tiles of a run are balanced, each for itself.
+constexpr int BalancedTiles(const PackedShape& s) {
+  const int tile = s.v.balanced_tokens;
+  return tile == 0 ? 0 : (s.n_tokens() + tile - 1) / tile;
+}
+
+// --- A block holds, in this order: codes of K, codes of V, scales of K, balance of K, scales of V,
+// A of K, A of V, counts of exact entries of K, counts of those of V. ---
 // Factors are [lowrank][kBlockSize]. Counts of K are [kBlockSize], those of V [rank_v]; each is a
 // byte, or two bytes where a token may have more entries than a byte can count.
 
@@ -232,6 +240,9 @@ constexpr int64_t ValueTokenScaleBytes(const PackedShape& s) {
   if (s.v.sharing != ScaleSharing::kToken || s.has_one_side) return 0;
   return int64_t{ScaleBytes(s.v)} * kBlockSize * ValueScaleGroups(s) * ScaleParts(s.v);
 }
+constexpr int64_t KeyBalanceBytes(const PackedShape& s) {
+  return s.k.balanced_tokens == 0 ? 0 : int64_t{2} * kBlockSize;
+}
 constexpr int64_t FactorBytes(const PackedShape& s) {
   return int64_t{2} * kBlockSize * s.lowrank();
 }
@@ -240,8 +251,11 @@ constexpr int64_t PackedValueOffset(const PackedShape& s) { return KeyCodeBytes(
 constexpr int64_t KeyTokenScaleOffset(const PackedShape& s) {
   return PackedValueOffset(s) + ValueCodeBytes(s);
 }
-constexpr int64_t ValueTokenScaleOffset(const PackedShape& s) {
+constexpr int64_t KeyBalanceOffset(const PackedShape& s) {
   return KeyTokenScaleOffset(s) + KeyTokenScaleBytes(s);
+}
+constexpr int64_t ValueTokenScaleOffset(const PackedShape& s) {
+  return KeyBalanceOffset(s) + KeyBalanceBytes(s);
 }
 constexpr int64_t KeyFactorOffset(const PackedShape& s) {
   return ValueTokenScaleOffset(s) + ValueTokenScaleBytes(s);
@@ -289,15 +303,22 @@ constexpr int64_t PackedBlockBytes(const PackedShape& s) {
   return std::visit([&](const auto& storage) { return BlockBytesOf(storage, s); }, s.storage);
 }
 
-// --- A run record holds, in this order: scales of K per channel [groups][2][rank_k]; B of K
-// [lowrank][rank_k]; B of V [lowrank][rank_v]; where the exact entries of K of each block end,
-// uint32 [n_blocks]; the differences of all these entries, Bf16; their places, a byte each. ---
+// --- A run record holds, in this order: scales of K per channel [groups][2][rank_k]; balance of V
+// [tiles][rank_v]; B of K [lowrank][rank_k]; B of V [lowrank][rank_v]; where the exact entries of K
+// of each block end, uint32 [n_blocks]; the differences of all these entries, Bf16; their places, a
+// byte each. ---
 
 constexpr int64_t KeyChannelScaleBytes(const PackedShape& s) {
   if (s.k.sharing != ScaleSharing::kChannel) return 0;
   return int64_t{2} * 2 * s.rank_k * KeyScaleGroups(s);
 }
-constexpr int64_t KeyBasisOffset(const PackedShape& s) { return KeyChannelScaleBytes(s); }
+constexpr int64_t ValueBalanceOffset(const PackedShape& s) { return KeyChannelScaleBytes(s); }
+constexpr int64_t ValueBalanceBytes(const PackedShape& s) {
+  return int64_t{2} * s.rank_v * BalancedTiles(s);
+}
+constexpr int64_t KeyBasisOffset(const PackedShape& s) {
+  return ValueBalanceOffset(s) + ValueBalanceBytes(s);
+}
 constexpr int64_t ValueBasisOffset(const PackedShape& s) {
   return KeyBasisOffset(s) + int64_t{2} * s.lowrank() * s.rank_k;
 }

@@ -52,6 +52,18 @@ TEST(PackedLayoutTest, BytesOfABlock) {
   EXPECT_EQ(RunRecordBytes(s), 2 * 2 * 128);
   EXPECT_EQ(LayerRecordBytes(s), 0);
 
+  // KVarN, 4 and 2 bits, 3 blocks: in a block what balances tokens of K, and scales and minima of V
+  // per token; in the record, of two tiles, scales and minima of K and what balances channels of V.
+  s = Shape({BalancedCodec{4, 2, 128}}, 1, 64, 3);
+  EXPECT_EQ(PackedBlockBytes(s), 64 * 64 * (4 + 2) / 8 + 2 * 64 + 2 * 2 * 64);
+  EXPECT_EQ(KeyBalanceOffset(s), 64 * 64 * (4 + 2) / 8);
+  EXPECT_EQ(RunRecordBytes(s), 2 * (2 * 2 * 64) + 2 * (2 * 64));
+  EXPECT_EQ(ValueBalanceOffset(s), 2 * (2 * 2 * 64));
+  EXPECT_EQ(LayerRecordBytes(s), 0);
+  // A whole tile takes what that of the publication takes.
+  s = Shape({BalancedCodec{4, 2, 128}}, 1, 128, 2);
+  EXPECT_EQ(LayerBytes(s), 128 * 128 * (4 + 2) / 8 + (2 * 128 + 128) * 2 + (128 + 2 * 128) * 2);
+
   // KCVT, 4 bits, 8 blocks of 4 heads: scales of K per channel and of V per token, once per layer.
   s = Shape(Kcvt(4), 4, 128, 8);
   EXPECT_EQ(PackedBlockBytes(s), 2 * 4096);

@@ -24,12 +24,13 @@ struct SealedKinds {
  private:
   void AddCodedBlocks(int64_t n_blocks) const {
     kinds->codes += n_blocks * (KeyCodeBytes(s) + ValueCodeBytes(s));
-    kinds->scales += n_blocks * (KeyTokenScaleBytes(s) + ValueTokenScaleBytes(s));
+    kinds->scales +=
+        n_blocks * (KeyTokenScaleBytes(s) + KeyBalanceBytes(s) + ValueTokenScaleBytes(s));
     kinds->lowrank += n_blocks * 2 * FactorBytes(s);
     kinds->exact += n_blocks * (KeyCountBytes(s) + ValueCountBytes(s));
   }
   void AddCodedRecord() const {
-    kinds->scales += KeyChannelScaleBytes(s);
+    kinds->scales += KeyChannelScaleBytes(s) + ValueBalanceBytes(s);
     kinds->lowrank += KeySparseEndsOffset(s) - KeyBasisOffset(s);
     kinds->exact += RunRecordBytes(s) - KeySparseEndsOffset(s);
   }

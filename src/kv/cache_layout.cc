@@ -118,10 +118,16 @@ std::monostate StorageOf(const RowsCodec& /*codec*/, const HeadRanks& /*ranks*/,
 std::monostate StorageOf(const UniformCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
   return {};
 }
+std::monostate StorageOf(const BalancedCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
+  return {};
+}
 std::monostate StorageOf(const CodebookCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
   return {};
 }
 std::monostate StorageOf(const TableCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
+  return {};
+}
+std::monostate StorageOf(const SphereCodec& /*codec*/, const HeadRanks& /*ranks*/, int /*dim*/) {
   return {};
 }
 HeadBits StorageOf(const SplitBitsCodec& /*codec*/, const HeadRanks& ranks, int /*head_dim*/) {
@@ -349,6 +355,12 @@ int64_t QueryGramBytes(const CacheLayout& layout) {
   if (!layout.GathersQueries()) return 0;
   const int64_t d = layout.head_dim;
   return RoundUp(d * d * static_cast<int64_t>(sizeof(float)), kObjectAlignment);
+}
+
+bool CacheLayout::RepeatsPrompt(int64_t n_prompt) const {
+  if (!DropsEntries() || !retention->repeats_prompt()) return false;
+  if (n_prompt < 2 || n_prompt == kEndlessPrompt) return false;
+  return HasClasses() || DropsOfPrompt(*retention, {n_sink, n_prompt});
 }
 
 int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens) {

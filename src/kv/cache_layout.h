@@ -68,21 +68,28 @@ struct CacheLayout {
   // Whether positions are merged into entries, so that each head has a number of entries of its
   // own.
   bool MergesEntries() const { return retention.has_value() && retention->merge.has_value(); }
-  // Whether entries are dropped, as many in every head.
+  // Whether entries are dropped by votes or places, where lengths and budgets say how many.
   bool DropsEntries() const {
     return retention.has_value() && !retention->merge.has_value() && !retention->sweep.has_value();
   }
   // Whether the model decides which entries are dropped.
   bool SweepsEntries() const { return retention.has_value() && retention->sweep.has_value(); }
   bool HasPrunePoints() const { return DropsEntries() || SweepsEntries(); }
+  // Whether a prompt of this length is read again before its last token, by which it is chosen what
+  // stays (RepeatPlan): not one of which everything stays.
+  bool RepeatsPrompt(int64_t n_prompt) const;
+  // Whether heads drop numbers of entries of their own where the prompt ends.
+  bool DropsByHead() const { return DropsEntries() && retention->joins_heads; }
   // Whether each head has a number of entries of its own, which saved sequences tell.
-  bool CountsByHead() const { return MergesEntries() || SweepsEntries(); }
+  bool CountsByHead() const { return MergesEntries() || SweepsEntries() || DropsByHead(); }
   // Whether the model decides what merges or leaves, so that lengths alone do not say how many
   // entries there are.
   bool ModelDecidesEntries() const { return retention.has_value() && retention->ModelDecides(); }
-  // Whether heads close their entries at positions of their own. Then each head is sealed by
-  // itself, as if it were the only one of its layer.
-  bool HasRunsOfHeads() const { return seal.has_value() && ModelDecidesEntries(); }
+  // Whether heads close their entries at positions of their own, or keep numbers of their own. Then
+  // each head is sealed by itself, as if it were the only one of its layer.
+  bool HasRunsOfHeads() const {
+    return seal.has_value() && (ModelDecidesEntries() || DropsByHead());
+  }
   // Whether each head keeps the Gram matrix of its queries until it has sealed a run.
   bool GathersQueries() const { return FactsOf(codec()).gathers_queries; }
   int n_heads_per_run() const { return HasRunsOfHeads() ? 1 : n_kv_heads; }

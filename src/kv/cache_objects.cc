@@ -25,6 +25,10 @@ HeadContents SequenceContents::Of(int layer_idx, int kv_head_idx) {
       .entry_bytes = EntryBytesAt(layout_, n_blocks_, length_.n_tokens, length_.n_prompt)};
   if (!merged_.empty()) {
     contents.n_blocks = (int64_t{merged_[head_idx].n_entries} + kBlockSize - 1) / kBlockSize;
+    if (layout_.DropsByHead()) {
+      contents.entry_bytes =
+          EntryBytesAt(layout_, contents.n_blocks, length_.n_tokens, length_.n_prompt);
+    }
     if (layout_.HasRunsOfHeads()) runs_ = RunsOf(layout_, merged_[head_idx]);
   }
   contents.runs = runs_;

@@ -161,6 +161,14 @@ Status Follower::TakeCacheEvent(const CacheEvent& event) {
       break;
     case CacheEvent::Kind::kExtended:
       return cache->Extend(static_cast<int>(event.numbers[0]));
+    case CacheEvent::Kind::kExtendedOnTrial:
+      return cache->ExtendOnTrial(static_cast<int>(event.numbers[0]));
+    case CacheEvent::Kind::kTakenBack:
+      cache->TakeBack(static_cast<int>(event.numbers[0]));
+      break;
+    case CacheEvent::Kind::kReadAgain:
+      cache->EndReadingAgain();
+      break;
     case CacheEvent::Kind::kCleared:
       cache->Clear();
       break;

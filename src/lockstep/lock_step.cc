@@ -235,6 +235,20 @@ void LockStep::Extended(int64_t cache, int n_new) {
   events_.push_back({.kind = CacheEvent::Kind::kExtended, .subject = cache, .numbers = {n_new}});
 }
 
+void LockStep::ExtendedOnTrial(int64_t cache, int n_new) {
+  events_.push_back(
+      {.kind = CacheEvent::Kind::kExtendedOnTrial, .subject = cache, .numbers = {n_new}});
+}
+
+void LockStep::TakenBack(int64_t cache, int n_tokens) {
+  events_.push_back(
+      {.kind = CacheEvent::Kind::kTakenBack, .subject = cache, .numbers = {n_tokens}});
+}
+
+void LockStep::ReadAgain(int64_t cache) {
+  events_.push_back({.kind = CacheEvent::Kind::kReadAgain, .subject = cache});
+}
+
 void LockStep::Cleared(int64_t cache) {
   events_.push_back({.kind = CacheEvent::Kind::kCleared, .subject = cache});
 }

@@ -59,6 +59,9 @@ class LockStep : public StepLeader, public CacheJournal {
   void CacheGone(int64_t cache) override;
   void PromptSet(int64_t cache, int64_t n_prompt, int64_t n_generated) override;
   void Extended(int64_t cache, int n_new) override;
+  void ExtendedOnTrial(int64_t cache, int n_new) override;
+  void TakenBack(int64_t cache, int n_tokens) override;
+  void ReadAgain(int64_t cache) override;
   void Cleared(int64_t cache) override;
   void Copied(int64_t cache, int64_t to) override;
   void Shared(int64_t cache, int64_t to, const PrefixPlace& place, Sharing sharing) override;

@@ -16,12 +16,15 @@ namespace kvlathe {
 // they have on rank 0.
 struct CacheEvent {
   enum class Kind : uint8_t {
-    kPoolMade,   // subject: the pool
-    kPoolGone,   // subject: the pool
-    kCacheMade,  // subject: the cache, other: the pool, numbers: {the model}, rate
-    kCacheGone,  // subject: the cache, as from here on
-    kPromptSet,  // numbers: {n_prompt, n_generated}
-    kExtended,   // numbers: {n_new}
+    kPoolMade,         // subject: the pool
+    kPoolGone,         // subject: the pool
+    kCacheMade,        // subject: the cache, other: the pool, numbers: {the model}, rate
+    kCacheGone,        // subject: the cache, as from here on
+    kPromptSet,        // numbers: {n_prompt, n_generated}
+    kExtended,         // numbers: {n_new}
+    kExtendedOnTrial,  // numbers: {n_new}
+    kTakenBack,        // numbers: {n_tokens}
+    kReadAgain,
     kCleared,
     kCopied,  // other: the copy
     kKept,    // other: what shares, numbers: PrefixPlace

@@ -249,6 +249,7 @@ struct PruneHead {
   std::span<const ObjectId> blocks;
   EntryTableId entries;  // positions and votes
   int n_entries = 0;
+  int64_t n_kept = 0;  // where heads keep numbers of their own; 0: PrunePlan::kept
   // Where entries to be dropped are sealed: the sealed runs, and plain blocks to which all that
   // stays is copied. Else empty: rows move in place.
   SealedHead packed;

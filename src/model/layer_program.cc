@@ -39,6 +39,7 @@ void LayerProgram::AddAttention() {
   if (layout.GathersQueries()) Add<GatherQueriesStep>();
   Add<AppendStep>();
   Add<AttendStep>();
+  Add<ObserveOutputsStep>();
   if (layer_->rows.maps_outputs()) Add<ReadOutputsStep>();
   if (layout.DropsEntries()) Add<PruneStep>();
   if (layout.SweepsEntries()) Add<EvictStep>();

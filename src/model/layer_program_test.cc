@@ -33,42 +33,44 @@ std::vector<std::string_view> StepsOf(const ModelConfig& config, const CacheLayo
 TEST(LayerProgram, OfAPlainDecoder) {
   EXPECT_THAT(StepsOf(SmallConfig(), {}),
               ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
-                          "output", "normalise", "feed forward"));
+                          "observe outputs", "output", "normalise", "feed forward"));
 }
 
 TEST(LayerProgram, NormsOfQueriesAndKeysComeBeforeAnybodySeesThem) {
   ModelConfig config = SmallConfig();
   config.norms.of_qk = true;
-  EXPECT_THAT(StepsOf(config, {}),
-              ElementsAre("normalise", "project", "normalise heads", "observe", "rotate and map",
-                          "append", "attend", "output", "normalise", "feed forward"));
+  EXPECT_THAT(
+      StepsOf(config, {}),
+      ElementsAre("normalise", "project", "normalise heads", "observe", "rotate and map", "append",
+                  "attend", "observe outputs", "output", "normalise", "feed forward"));
 }
 
 TEST(LayerProgram, AParallelBlockNormalisesTheStreamBeforeAttentionIsAdded) {
   ModelConfig config = SmallConfig();
   config.parallel_block = true;
   EXPECT_THAT(StepsOf(config, {}, /*rows_turn=*/false),
-              ElementsAre("normalise", "project", "observe", "append", "attend", "normalise",
-                          "output", "feed forward"));
+              ElementsAre("normalise", "project", "observe", "append", "attend", "observe outputs",
+                          "normalise", "output", "feed forward"));
   config.shared_norm = true;
-  EXPECT_THAT(
-      StepsOf(config, {}, /*rows_turn=*/false),
-      ElementsAre("normalise", "project", "observe", "append", "attend", "output", "feed forward"));
+  EXPECT_THAT(StepsOf(config, {}, /*rows_turn=*/false),
+              ElementsAre("normalise", "project", "observe", "append", "attend", "observe outputs",
+                          "output", "feed forward"));
 }
 
 TEST(LayerProgram, RetentionAndSealingAreStepsBetweenAttentionAndItsOutput) {
   CacheLayout layout;
   layout.retention = RetentionPlan{};
   layout.seal = SealPlan{.format = {.codec = UniformCodec{}}};
-  EXPECT_THAT(StepsOf(SmallConfig(), layout),
-              ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
-                          "prune", "seal", "output", "normalise", "feed forward"));
-  layout.retention->reads_whole_keys = true;
-  layout.seal->format.codec = RotatedCodec{.gathers_queries = true};
   EXPECT_THAT(
       StepsOf(SmallConfig(), layout),
-      ElementsAre("normalise", "project", "observe", "rotate and map", "gather queries", "append",
-                  "attend", "prune", "cut keys", "seal", "output", "normalise", "feed forward"));
+      ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
+                  "observe outputs", "prune", "seal", "output", "normalise", "feed forward"));
+  layout.retention->reads_whole_keys = true;
+  layout.seal->format.codec = RotatedCodec{.gathers_queries = true};
+  EXPECT_THAT(StepsOf(SmallConfig(), layout),
+              ElementsAre("normalise", "project", "observe", "rotate and map", "gather queries",
+                          "append", "attend", "observe outputs", "prune", "cut keys", "seal",
+                          "output", "normalise", "feed forward"));
 }
 
 TEST(LayerProgram, MergedPositionsMergeBeforeTheyTurn) {
@@ -79,7 +81,7 @@ TEST(LayerProgram, MergedPositionsMergeBeforeTheyTurn) {
   EXPECT_THAT(
       StepsOf(config, layout),
       ElementsAre("normalise", "project", "take decisions", "merge", "observe", "rotate and map",
-                  "append", "attend", "output", "normalise", "feed forward"));
+                  "append", "attend", "observe outputs", "output", "normalise", "feed forward"));
 }
 
 TEST(LayerProgram, WhatTheModelLetGoLeavesBeforeOutputsAreAddedToTheStream) {

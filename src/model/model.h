@@ -53,6 +53,11 @@ class Model {
   // the caches of all sequences in it.
   Status ForwardEach(std::span<const SequenceStep> steps, std::vector<Status>* failures);
 
+  // For a cache that must_read_again(): reads its prompt again in steps of at most `chunk` tokens,
+  // and forgets that but for the votes (RetentionPlan::Votes::kRepeat). `prompt` begins with all
+  // tokens of the cache's prompt. Errors are those of ExtendOnTrial and Forward.
+  Status ReadPromptAgain(SequenceCache* cache, std::span<const int32_t> prompt, int64_t chunk);
+
   // Makes room for the activations of steps of so many tokens, which Forward does otherwise.
   // kResourceExhausted.
   Status ReserveSteps(int n_tokens);

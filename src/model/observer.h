@@ -24,11 +24,23 @@ struct QkvView {
   const uint8_t* is_entry = nullptr;
 };
 
+// What attention made of values in one layer for such a chunk, before W_O; valid only during the
+// call.
+struct OutputsView {
+  int layer_idx;
+  int n_tokens;
+  const int* positions;  // [n_tokens]
+  const float* outputs;  // [n_tokens, n_heads, head_dim]
+};
+
 class QkvObserver {
  public:
   virtual ~QkvObserver() = default;
   // Called on the thread that runs the forward pass, once per layer and chunk, layers in order.
   virtual void Observe(const QkvView& view) = 0;
+  // Called likewise, behind Observe of the same layer and chunk, for those who want it.
+  virtual bool wants_outputs() const { return false; }
+  virtual void ObserveOutputs(const OutputsView& /*view*/) {}
 };
 
 }  // namespace kvlathe

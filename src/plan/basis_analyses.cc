@@ -20,6 +20,12 @@ BasisOptions OptionsOf(const ZackOptions& zack, const Spec& spec) {
 BasisOptions OptionsOf(const PaluOptions& palu, const Spec& /*spec*/) {
   return {.is_whitened = palu.is_whitened, .heads_per_latent = palu.heads_per_latent};
 }
+BasisOptions OptionsOf(const SpectralOptions& spectral, const Spec& /*spec*/) {
+  using Centre = SpectralOptions::Centre;
+  return {.is_centred = spectral.centre != Centre::kOff,
+          .centres_biases_alone = spectral.centre == Centre::kAuto,
+          .shares_heads = spectral.shares_heads};
+}
 BasisOptions OptionsOf(const LatheOptions& lathe, const Spec& spec) {
   return {.is_centred = lathe.is_centred,
           .keys_before_rope = spec.key_rows() == KeyRows::kBeforeRope,

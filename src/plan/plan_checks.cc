@@ -49,6 +49,11 @@ Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
                  "config.json) or the file of a retrofit beside it (--dms); take h2o or another "
                  "retention stage");
   }
+  if (parts.retention != nullptr && parts.retention->repeats_prompt() && model.rope_dim == 0) {
+    return Error(StatusCode::kUnimplemented,
+                 "the votes of kvzip read a prompt again behind itself, and a model with learned "
+                 "positions may have none left there; take snapkv or h2o");
+  }
   if (seal != nullptr && FactsOf(seal->format.codec).brings_bases && !model.windows.empty()) {
     return Error(StatusCode::kUnimplemented,
                  "a basis that is found where a prompt ends needs its first blocks to the end, and "
@@ -154,9 +159,17 @@ Status RefuseVotes(const Spec& spec, const ModelFacts& model) {
 }  // namespace
 
 Status CheckShards(const Spec& spec, const ModelFacts& model) {
+  const PlanParts all = PartsOf(spec);
+  const bool is_divided = model.tensor_ranks > 1 || model.pipeline_stages > 1;
+  if (is_divided && all.retention.has_value() && all.retention->joins_heads) {
+    return Error(StatusCode::kInvalidArgument,
+                 "with heads=joint {} compares the votes of all heads of all layers, and here "
+                 "several ranks have some each; take heads=own",
+                 spec.NameOf(Axis::kRetention));
+  }
   if (model.tensor_ranks == 1) return OkStatus();
   const Keys keys = KeysOf(spec, model);
-  const PlanParts parts = PartsOf(spec);
+  const PlanParts& parts = all;
   const HeadTies ties = TiesOf(parts.seal.has_value() ? &*parts.seal : nullptr,
                                parts.retention.has_value() ? &*parts.retention : nullptr);
   if (AreDivided(HeadsPerMap(keys), model)) return RefuseMaps(spec, model, HeadsPerMap(keys));

@@ -102,6 +102,9 @@ TEST(CheckShards, SaysWhatToTakeInstead) {
   EXPECT_EQ(RefusalOf("tova(keep=0.5)", 4, 2),
             "--kv 'tova(keep=0.5)': tova keeps in all heads of a layer the entries that have the "
             "votes of all, and --tp 2 gives ranks 2 of 4; take heads=own");
+  EXPECT_EQ(RefusalOf("kvzip", 4, 2),
+            "--kv 'kvzip': with heads=joint kvzip compares the votes of all heads of all layers, "
+            "and here several ranks have some each; take heads=own");
   EXPECT_EQ(RefusalOf("lathe(ratio=4,heads=joint)", 4, 2),
             "--kv 'lathe(ratio=4,heads=joint)': heads=joint has one map for 4 KV heads, and --tp 2 "
             "gives ranks 2 of 4; take heads=auto, which joins heads of one rank, or heads=own");
@@ -118,6 +121,9 @@ TEST(CheckShards, RefusesMoreStagesThanLayers) {
   ModelFacts model = FactsToCut(4);
   model.pipeline_stages = kLayersToCut;
   EXPECT_TRUE(CheckSpec(*Spec::Parse("gear"), model).ok());
+  EXPECT_TRUE(CheckSpec(*Spec::Parse("kvzip(heads=own)"), model).ok());
+  EXPECT_THAT(std::string(CheckSpec(*Spec::Parse("kvzip"), model).message()),
+              HasSubstr("take heads=own"));
   model.pipeline_stages = kLayersToCut + 1;
   EXPECT_EQ(CheckSpec(*Spec::Parse("none"), model).message(),
             "--pp 4: the model has 3 layers, and each stage takes at least one; choose --pp 3 or "

@@ -139,8 +139,9 @@ int CommonHeads(int n_kv_heads, int n_ranks) {
 HeadTies TiesOf(const SealPlan* seal, const RetentionPlan* retention) {
   HeadTies ties;
   ties.by_votes = retention != nullptr && retention->HasVotes() && retention->shares_heads;
+  ties.by_budget = retention != nullptr && retention->joins_heads;
   // Where the model decides what merges or leaves, heads are sealed one by one (HasRunsOfHeads).
-  const bool seals_by_head = retention != nullptr && retention->ModelDecides();
+  const bool seals_by_head = ties.by_budget || (retention != nullptr && retention->ModelDecides());
   if (seal == nullptr || seals_by_head) return ties;
   ties.by_scales = ValueSide(seal->format.codec).sharing == ScaleSharing::kTokenLayer;
   ties.by_exact_entries = seal->format.sparse_share > 0;

@@ -51,7 +51,8 @@ struct HeadTies {
   bool by_scales = false;         // a token of V has one scale in all heads (kTokenLayer)
   bool by_exact_entries = false;  // those of V are the outermost values of a token over all heads
   bool by_votes = false;          // all heads keep the entries that have the votes of all
-  bool any() const { return by_scales || by_exact_entries || by_votes; }
+  bool by_budget = false;         // the heads of all layers have one budget
+  bool any() const { return by_scales || by_exact_entries || by_votes || by_budget; }
 };
 // Of a cache that is sealed and drops entries by these plans; null: it does neither.
 HeadTies TiesOf(const SealPlan* seal, const RetentionPlan* retention);

@@ -22,6 +22,7 @@ struct StatisticsNeed {
   bool across_heads = false;  // they must hold moments across the KV heads of a layer
   bool gradients = false;     // they must hold what errors of rows cost
   bool key_values = false;    // they must hold moments of keys with their values
+  bool outputs = false;       // they must hold moments of what attention makes of values
   // Rows after RoPE are read, whose moments hold for the positions that they were taken at. Without
   // it, statistics that were made for any context of the model will do.
   bool after_rope = false;
@@ -63,6 +64,10 @@ class PlanSource {
   virtual StatusOr<std::optional<BasisHistograms>> HistogramsIn(const ModelBasis& /*basis*/) {
     return std::nullopt;
   }
+
+  // Words that ask for a text again, and how many positions of it are read at a time is the plan's;
+  // none where nothing knows the model's words.
+  virtual void AddRepeatWords(RepeatPlan* /*plan*/) {}
 
   // Gram matrices and biases of the weights, in the shapes of BasisInputs.
   virtual StatusOr<std::vector<std::vector<double>>> ValueGrams(int n_joined) = 0;

@@ -177,7 +177,18 @@ Status CachePlanner::AddBasis(const Spec& spec, std::optional<double> rate, Plan
   if (!parts->basis.has_value()) {
     parts->basis = IdentityBasis(model_.n_layers, model_.n_kv_heads, model_.head_dim);
   }
-  MixByHadamard(&*parts->basis);
+  switch (MixingRuleOf(*spec.quantizer())) {
+    case MixingRule::kWhole:
+      MixByHadamard(&*parts->basis);
+      break;
+    case MixingRule::kGgml:
+      MixAsGgml(&*parts->basis);
+      break;
+    case MixingRule::kSigned:
+      FlipSigns(&*parts->basis);
+      MixByHadamard(&*parts->basis);
+      break;
+  }
   return OkStatus();
 }
 
@@ -207,6 +218,9 @@ StatusOr<CachePlan> CachePlanner::MakePlan(const Spec& spec, std::optional<doubl
   PlanParts parts = PartsOf(spec);
   KVL_RETURN_IF_ERROR(AddBasis(spec, rate, &parts));
   KVL_RETURN_IF_ERROR(AddCodebooks(spec, &parts));
+  if (parts.retention.has_value() && parts.retention->repeats_prompt()) {
+    source_->AddRepeatWords(&parts.retention->repeat);
+  }
   return AssemblePlan(model_, std::move(parts));
 }
 

@@ -37,6 +37,7 @@ std::optional<StatisticsNeed> BasisNeedOf(const Spec& spec) {
                         .across_heads = options.heads_per_latent > 1 && options.is_whitened,
                         .gradients = method->wants_gradients,
                         .key_values = options.joins_values,
+                        .outputs = method->wants_outputs,
                         .after_rope = !TurnWhenRead(spec.keys()) && !HasFrames(spec.keys()),
                         .maps_of = MapsOf(spec),
                         .merge = MergingOf(spec)};

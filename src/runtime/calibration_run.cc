@@ -100,6 +100,7 @@ StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const CalibrationRun&
   KVL_ASSIGN_OR_RETURN(job.sequences, Sequences(workspace, run, &job.source.token_source));
   job.across_heads = run.across_heads;
   job.key_values = run.key_values;
+  job.outputs = run.outputs;
   job.checkpoint_path = run.checkpoint_path;
   job.settings = RowTypeName(workspace.options().row_type);
   return job;

@@ -20,6 +20,7 @@ struct CalibrationRun {
   uint64_t seed = 0;
   bool across_heads = false;            // statistics across the KV heads of a layer too
   bool key_values = false;              // CalibrationStatistics::key_values too
+  bool outputs = false;                 // CalibrationStatistics::outputs too
   std::optional<MergePlan> merge = {};  // of rows that merge so, behind kCalibrationSinks positions
   bool gradients = true;  // take gradients of stored rows too (BasisMethod::wants_gradients)
 

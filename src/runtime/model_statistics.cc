@@ -60,6 +60,17 @@ bool ModelStatistics::HasOwnChoice(const CalibrationRun& run) const {
           FileExists(BesideModel(options().model, StatisticsFileName(run.Merging()))));
 }
 
+// As KVzip's authors ask for it.
+void ModelStatistics::AddRepeatWords(RepeatPlan* plan) {
+  if (!workspace_->has_tokenizer()) return;
+  const auto words = [this](std::string_view text) {
+    return workspace_->tokenizer().Tokenize(text, /*add_bos=*/false, /*parse_special=*/false);
+  };
+  plan->first_words = words("\n\nRepeat the previous context exactly.");
+  plan->later_words = words("\n\nRepeat the part of the previous context exactly, starting with");
+  plan->end_words = words("\n");
+}
+
 template <typename F>
 std::invoke_result_t<F, Workspace*> ModelStatistics::OnWholeModel(const F& measure) const {
   const RankGroup* const ranks = options().ranks;
@@ -85,16 +96,19 @@ StatusOr<CalibrationRun> ModelStatistics::RunFor(const StatisticsNeed& need) con
   run.across_heads = need.across_heads;
   run.gradients = need.gradients;
   run.key_values = need.key_values;
+  run.outputs = need.outputs;
   for (const StatisticsNeed& other : expected_) {
     if (other.of_text != need.of_text || other.merge != need.merge) continue;
     run.across_heads |= other.across_heads;
     run.gradients |= other.gradients;
     run.key_values |= other.key_values;
+    run.outputs |= other.outputs;
   }
   if (HasOwnChoice(run)) {  // what its method lacks is the need's own affair
     run.across_heads = need.across_heads;
     run.gradients = need.gradients;
     run.key_values = need.key_values;
+    run.outputs = need.outputs;
   } else if (need.of_text) {
     KVL_ASSIGN_OR_RETURN(run.text_path, TextOfModel(options().model, "calibration.txt"));
   }
@@ -122,8 +136,10 @@ StatusOr<StatisticsRequest> ModelStatistics::RequestFor(const CalibrationRun& ru
   request.shape = ShapeOf(config());
   request.model_hash = workspace_->model_hash();
   request.rope = config().DescribePositions();
-  request.contents = {
-      .gradients = run.gradients, .across_heads = run.across_heads, .key_values = run.key_values};
+  request.contents = {.gradients = run.gradients,
+                      .across_heads = run.across_heads,
+                      .key_values = run.key_values,
+                      .outputs = run.outputs};
   if (config().rope_dim() > 0) {
     request.contents.n_positions = CalibrationPositions(CalibratedContext(*workspace_));
     request.context_positions = CalibrationPositions(workspace_->context_tokens());
@@ -150,7 +166,8 @@ const ModelStatistics::Held* ModelStatistics::FindHeld(const CalibrationRun& run
     const StatisticsContents& contents = held.contents;
     const bool has_all = HoldsAllOf(contents, {.gradients = need.gradients,
                                                .across_heads = need.across_heads,
-                                               .key_values = need.key_values});
+                                               .key_values = need.key_values,
+                                               .outputs = need.outputs});
     const bool has_positions =
         held.is_chosen || !need.after_rope || config().rope_dim() == 0 ||
         contents.n_positions == CalibrationPositions(CalibratedContext(*workspace_));
@@ -190,6 +207,7 @@ StatusOr<const CalibrationStatistics*> ModelStatistics::Statistics(const Statist
   contents.gradients |= is_chosen || found.statistics.joint.n_tokens > 0;
   contents.across_heads |= !found.statistics.k_pre_across_heads.empty();
   contents.key_values |= !found.statistics.key_values.covariance.empty();
+  contents.outputs |= !found.statistics.outputs.covariance.empty();
   held_.push_back({run.text_path, run.Merging(), contents, is_chosen,
                    std::make_unique<const CalibrationStatistics>(std::move(found.statistics))});
   return held_.back().statistics.get();

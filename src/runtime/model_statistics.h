@@ -34,6 +34,8 @@ class ModelStatistics : public PlanSource {
   StatusOr<const FisherWeights*> Fisher(const Spec& spec) override;
   // Of the text that calibrates the model.
   StatusOr<std::optional<BasisHistograms>> HistogramsIn(const ModelBasis& basis) override;
+  // Of the model's tokenizer.
+  void AddRepeatWords(RepeatPlan* plan) override;
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int n_joined) override;
   StatusOr<std::vector<std::vector<double>>> KeyGrams(int n_joined) override;
   StatusOr<std::vector<std::vector<double>>> OutputGrams() override;

@@ -71,6 +71,7 @@ class Workspace {
   bool has_random_weights() const { return random_weights_; }
   const ModelConfig& config() const { return config_; }
   const OpenOptions& options() const { return options_; }
+  bool has_tokenizer() const { return tokenizer_ != nullptr; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   ThreadPool* threads() { return threads_.get(); }
   ModelWeights& weights() { return *weights_; }

@@ -10,6 +10,10 @@ void EngineMonitor::OnPrefixFound(RequestId, int n_prompt, int n_stored) {
 
 void EngineMonitor::OnPreempted(RequestId) { metrics_->CountPreempted(); }
 
+void EngineMonitor::OnDrafted(RequestId, int n_checked, int n_accepted) {
+  metrics_->CountDrafted(n_checked, n_accepted);
+}
+
 void EngineMonitor::OnPressed(RequestId, int64_t n_positions) {
   metrics_->CountPressed(n_positions);
 }

@@ -26,6 +26,7 @@ class EngineMonitor : public EngineObserver {
   void OnPrefixFound(RequestId id, int n_prompt, int n_stored) override;
   void OnPressed(RequestId id, int64_t n_positions) override;
   void OnPreempted(RequestId id) override;
+  void OnDrafted(RequestId id, int n_checked, int n_accepted) override;
   void OnStepBegan(const StepWork& work, const EngineLoad& load) override;
   void OnFirstToken(RequestId id, double ttft_ms) override;
   void OnToken(RequestId id, int32_t token) override;

@@ -93,6 +93,10 @@ struct ServerMetrics::Series {
   Counter& pressed =
       AddCounter("kvlathe_kv_pressed_tokens_total",
                  "Positions of caches that were compressed further because memory was short.");
+  Counter& drafted =
+      AddCounter("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens that were checked.");
+  Counter& accepted = AddCounter("vllm:spec_decode_num_accepted_tokens_total",
+                                 "Drafted tokens that were generated.");
   Counter& prefix_queries =
       AddCounter("vllm:prefix_cache_queries_total", "Prompt tokens that were looked for in store.");
   Counter& prefix_hits = AddCounter("vllm:prefix_cache_hits_total",
@@ -170,6 +174,11 @@ void ServerMetrics::CountPreempted() { series_->preemptions.Increment(); }
 
 void ServerMetrics::CountPressed(int64_t n_positions) {
   series_->pressed.Increment(static_cast<double>(n_positions));
+}
+
+void ServerMetrics::CountDrafted(int n_checked, int n_accepted) {
+  series_->drafted.Increment(n_checked);
+  series_->accepted.Increment(n_accepted);
 }
 
 void ServerMetrics::CountPrefix(int n_prompt, int n_stored) {

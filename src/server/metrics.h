@@ -39,6 +39,7 @@ class ServerMetrics {
   void CountAdmitted(double queue_ms);
   void CountPreempted();
   void CountPressed(int64_t n_positions);
+  void CountDrafted(int n_checked, int n_accepted);
   void CountPrefix(int n_prompt, int n_stored);
   void CountStep(const StepWork& work, double seconds, bool failed);
   void CountFirstToken(double ttft_ms);

@@ -44,6 +44,8 @@ void RequestLog::LogEnded(const api::RequestEnded& ended) const {
         {"cached_tokens", ended.cached_tokens},
         {"output_tokens", ended.output_tokens},
         {"pressed_tokens", ended.pressed_tokens},
+        {"drafted_tokens", ended.drafted_tokens},
+        {"accepted_tokens", ended.accepted_tokens},
         {"finish_reason", ended.finish_reason},
         {"ttft_ms", Milliseconds(ended.first_token_seconds)},
     });

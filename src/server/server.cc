@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "engine/drafts/draft_room.h"
 #include "server/page/page.h"
 #include "server/prefill/prompt_question.h"
 
@@ -102,6 +103,7 @@ Server::Server(ServedModel served, ServerOptions options)
       prefill_route_(MakePrefillRoute(served.engine)) {
   metrics_.SetUsage(served.pool->usage());
   if (served.engine.prefix_bytes > 0) LogUnsharedLevels(served.levels);
+  if (served.api.draft.has_value()) LogUndraftedLevels(served.levels);
   served.api.engine = &engine_.engine();
   served.api.observer = this;
   if (auditor_ != nullptr) served.api.default_level = auditor_->default_level();
@@ -206,8 +208,16 @@ void Server::LogListening() const {
 
 void Server::LogUnsharedLevels(const std::vector<Model*>& levels) const {
   for (size_t l = 0; l < levels.size(); ++l) {
-    const std::string_view why = WhyNothingIsShared(levels[l]->layout());
+    const CacheLayout& layout = levels[l]->layout();
+    const std::string_view why = SharesEndedPrompts(layout) ? "" : WhyNothingIsShared(layout);
     if (!why.empty()) log_.Write("prefixes_not_stored", {{"kv", level_names_[l]}, {"why", why}});
+  }
+}
+
+void Server::LogUndraftedLevels(const std::vector<Model*>& levels) const {
+  for (size_t l = 0; l < levels.size(); ++l) {
+    const std::string_view why = WhyNothingIsDrafted(levels[l]->layout());
+    if (!why.empty()) log_.Write("nothing_drafted", {{"kv", level_names_[l]}, {"why", why}});
   }
 }
 

@@ -106,6 +106,7 @@ class Server : public api::ApiObserver {
   void AfterStep(const PoolUsage& usage);
   void LogListening() const;
   void LogUnsharedLevels(const std::vector<Model*>& levels) const;
+  void LogUndraftedLevels(const std::vector<Model*>& levels) const;
   void Handle(http::Request request, std::shared_ptr<http::Reply> reply);
   void HandleAsPrefill(const http::Request& request, std::shared_ptr<http::Reply> reply);
   void RefuseAtTheEnd(const http::Request& request, http::Reply* reply);

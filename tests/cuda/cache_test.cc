@@ -13,6 +13,7 @@
 #include "../machines/lived_sequence.h"
 #include "../sequence_cases.h"
 #include "cuda/cuda_machine.h"
+#include "engine/drafts/draft_room.h"
 #include "io/files.h"
 #include "io/scratch_folder.h"
 #include "kv/blocks/sequence_file.h"
@@ -100,6 +101,35 @@ TEST_P(CacheOnAGpu, IsNearTheCpuWithKernels) {
     for (size_t i = 0; i < logits.size(); ++i) {
       EXPECT_LT(LargestDifference(logits[i], of_cpu[i]), kLogitBound) << i;
     }
+  }
+}
+
+// Steps of several tokens behind a prompt, of which the last are taken back, leave nothing behind.
+TEST_P(CacheOnAGpu, ForgetsDraftsThatWereRefused) {
+  for (const bool uses_kernels : {false, true}) {
+    const std::unique_ptr<Model> model =
+        MakeCaseModel(GetParam(), GpuMachine(&threads_, uses_kernels));
+    if (!WhyNothingIsDrafted(model->layout()).empty()) continue;
+    BlockPool pool(kBudgetBytes, &model->machine().memory());
+    SequenceCache alone(&model->layout(), &pool), drafted(&model->layout(), &pool);
+    const std::vector<int32_t> tokens = RandomTokens(24, 2), wrong = RandomTokens(4, 3);
+    for (SequenceCache* const cache : {&alone, &drafted}) {
+      cache->set_n_prompt(150, 300);
+      Feed(model.get(), cache, RandomTokens(150, 1), 75);
+    }
+    const std::string expected = Feed(model.get(), &alone, tokens, 1);
+    for (size_t n_fed = 0; n_fed < 20;) {
+      const size_t n_right = DraftRoom(drafted) < 7 ? 1 : 4;
+      std::vector<int32_t> step(tokens.begin() + n_fed, tokens.begin() + n_fed + n_right);
+      if (n_right > 1) step.insert(step.end(), wrong.begin(), wrong.end());
+      Feed(model.get(), &drafted, step, step.size());
+      n_fed += n_right;
+      drafted.TakeBack(static_cast<int>(150 + n_fed));
+    }
+    const std::string logits =
+        Feed(model.get(), &drafted, std::span(tokens).subspan(drafted.n_tokens() - 150), 1);
+    EXPECT_LT(LargestDifference(logits, expected), 0.035F) << uses_kernels;
+    EXPECT_EQ(drafted.bytes().total(), alone.bytes().total());
   }
 }
 

@@ -47,7 +47,7 @@ void CalibratedModel::Gather() {
   job.n_positions = CalibrationPositions(config().max_seq_len);
   job.rope_dim = config().rope_dim();
   job.sequences = *sequences;
-  job.across_heads = true;
+  job.across_heads = job.outputs = true;
   job.pool = threads_;
   job.isa = SelectIsa().value();
   job.forward = [&](std::span<const int32_t> ids, QkvObserver* observer) -> Status {

@@ -45,6 +45,11 @@ bool GreedyBatch::Step() {
   for (Sequence& sequence : sequences_) {
     const SequenceStep step = NextOf(&sequence);
     if (step.token_ids.empty()) continue;
+    if (sequence.cache->must_read_again()) {
+      const Status again =
+          model_->ReadPromptAgain(sequence.cache.get(), sequence.prompt.ids, sequence.prompt.chunk);
+      EXPECT_TRUE(again.ok()) << again;
+    }
     const Status extended = sequence.cache->Extend(step.n_new());
     EXPECT_TRUE(extended.ok()) << extended;
     if (!extended.ok()) return false;

@@ -121,6 +121,49 @@ class RankEngine : public ::testing::TestWithParam<RankGrid> {
   static inline std::unique_ptr<CalibratedRanks> shared_, staged_;
 };
 
+// Guesses by chance and, where the answer is known, half of the time what it is.
+class HalfRightDrafter : public Drafter {
+ public:
+  HalfRightDrafter(std::vector<int32_t> answer, int vocab_size)
+      : answer_(std::move(answer)), vocab_size_(vocab_size) {}
+
+  std::vector<int32_t> Propose(std::span<const int32_t> tokens, int64_t n_given,
+                               int n_most) override {
+    std::vector<int32_t> draft(std::min(n_most, 6));
+    for (size_t i = 0; i < draft.size(); ++i) {
+      const size_t at = tokens.size() - n_given + i;
+      const bool is_right = i < random_.Below(7) && at < answer_.size();
+      draft[i] = is_right ? answer_[at] : static_cast<int32_t>(random_.Below(vocab_size_));
+    }
+    return draft;
+  }
+
+ private:
+  std::vector<int32_t> answer_;
+  int vocab_size_;
+  Random random_{11};
+};
+
+// What was refused goes on all ranks.
+TEST_P(RankEngine, ChecksDrafts) {
+  const std::vector<Request> requests = RequestsOf({100, 20, 70}, 90, VocabSize());
+  for (const char* kv : {"none", "kivi(bits=4,group=64)"}) {
+    SCOPED_TRACE(kv);
+    const std::vector<RequestOutcome> expected = OnOneMachine({kv}).Run(requests, kRoomForAll, {});
+    std::vector<Request> drafted = requests;
+    for (size_t i = 0; i < drafted.size(); ++i) {
+      drafted[i].drafter = std::make_shared<HalfRightDrafter>(expected[i].tokens, VocabSize());
+    }
+    const std::vector<RequestOutcome> outcomes = OnRanks({kv}).Run(drafted, kRoomForAll, {});
+    ExpectSameTokens(outcomes, expected);
+    for (const RequestOutcome& o : outcomes) {
+      EXPECT_GT(o.n_accepted_tokens, 10);
+      EXPECT_LT(o.n_accepted_tokens, o.n_drafted_tokens - 10);
+    }
+  }
+  ExpectNothingIsLeft();
+}
+
 TEST_P(RankEngine, AnswersManyAtOnceAndThroughPreemption) {
   const std::vector<Request> requests = RequestsOf({150, 20, 90, 120}, 130, VocabSize());
   for (const char* kv : {"none", "kivi(bits=4,group=64)", "h2o(keep=0.5)"}) {

@@ -9,6 +9,7 @@
 #include "evaluation/metrics.h"
 #include "evaluation/task_runs/task_predictions.h"
 #include "io/atomic_file.h"
+#include "kvlathe/draft_options.h"
 #include "kvlathe/open_workspace.h"
 
 namespace kvlathe {
@@ -168,11 +169,13 @@ void CompareAll(std::vector<std::optional<Baseline>> baselines, std::vector<Task
 }
 
 StatusOr<std::vector<TaskRow>> RunTasks(const std::vector<std::string>& specs,
-                                        const std::vector<ReadyTask>& tasks, Workspace* workspace,
-                                        AtomicFile* predictions) {
+                                        const std::vector<ReadyTask>& tasks,
+                                        const std::optional<DraftOptions>& draft,
+                                        Workspace* workspace, AtomicFile* predictions) {
   std::vector<TaskRow> rows;
   for (const std::string& kv : specs) {
     KVL_ASSIGN_OR_RETURN(const SpecModel spec_model, workspace->MakeModel(kv));
+    KVL_RETURN_IF_ERROR(CheckDraft(draft, spec_model));
     for (const ReadyTask& task : tasks) {
       Progress progress;
       if (const Progress terminal = workspace->progress()) {
@@ -183,7 +186,7 @@ StatusOr<std::vector<TaskRow>> RunTasks(const std::vector<std::string>& specs,
       TaskRow row{kv, spec_model.spec.ToString(), spec_model.predicted_kl, &task, {}, {}, {}};
       KVL_ASSIGN_OR_RETURN(row.result,
                            RunTask(spec_model.model.get(), workspace->tokenizer(), task.prepared,
-                                   workspace->kv_budget_bytes(), progress));
+                                   workspace->kv_budget_bytes(), progress, 0, draft));
       if (predictions != nullptr) KVL_RETURN_IF_ERROR(WritePredictions(row, predictions));
       rows.push_back(std::move(row));
     }
@@ -230,6 +233,8 @@ void AddTaskOptions(CLI::App* verb, TaskEvalOptions* options) {
           "predictions of --kv none of the same tasks, for flips, score_change and parted_at; "
           "without it those of --kv none of this call")
       ->needs(verb->get_option("--task"));
+  AddDraftOption(verb, &options->draft);
+  verb->get_option("--draft")->needs(verb->get_option("--task"));
 }
 
 Status EvalTasks(const ModelOptions& model, const TaskEvalOptions& options) {
@@ -254,9 +259,9 @@ Status EvalTasks(const ModelOptions& model, const TaskEvalOptions& options) {
   const std::vector<std::string> specs =
       model.kv.empty() ? std::vector<std::string>{"none"} : model.kv;
   KVL_ASSIGN_OR_RETURN(auto baselines, ReadBaselines(options.baseline, tasks));
-  KVL_ASSIGN_OR_RETURN(
-      std::vector<TaskRow> rows,
-      RunTasks(specs, tasks, workspace.get(), predictions.has_value() ? &*predictions : nullptr));
+  KVL_ASSIGN_OR_RETURN(std::vector<TaskRow> rows,
+                       RunTasks(specs, tasks, ParseDraft(options.draft), workspace.get(),
+                                predictions.has_value() ? &*predictions : nullptr));
   if (predictions.has_value()) KVL_RETURN_IF_ERROR(predictions->Commit());
   CompareAll(std::move(baselines), &rows);
   if (!model.json) {

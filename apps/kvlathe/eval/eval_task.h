@@ -11,8 +11,9 @@ namespace kvlathe {
 
 struct TaskEvalOptions {
   TaskChoiceOptions choice;
-  std::string predictions;  // --predictions
-  std::string baseline;     // --baseline
+  std::string predictions;     // --predictions
+  std::string baseline;        // --baseline
+  std::string draft = "none";  // --draft, checked when parsed
 };
 
 // Adds --task and what goes with it.

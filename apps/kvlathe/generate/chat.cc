@@ -182,6 +182,8 @@ Status RunChat(ChatOptions options) {
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
+  how.draft = options.generation.draft();
+  KVL_RETURN_IF_ERROR(CheckDraft(how.draft, spec_model));
   WarnOfLoss(workspace.get(), {&spec_model, 1});
   // A model's own template prints its BOS, where there is to be one. A template that was forced on
   // a model follows the model's own rule instead.

@@ -137,6 +137,7 @@ Status Conversation::Generate(std::vector<int32_t> prompt, const TakeText& take,
   request.sampling = options_.sampling;
   request.stop_ids = ends_.ids;
   request.rate = rate_;
+  request.drafter = MakeDrafter(options_.draft);
   TextStream stream(&workspace_.tokenizer(), ends_.texts);
   std::string generated;
   std::optional<int32_t> first_id;

@@ -24,6 +24,7 @@ struct ConversationOptions {
   std::optional<double> rate;
   SamplingParams sampling;
   std::vector<std::string> stops;
+  std::optional<DraftOptions> draft;
   PrefixArchive* archive = nullptr;  // outlives the conversation; null: nothing is on disk
   SequenceIdentity identity;         // of the model, with an archive
 };

@@ -1,5 +1,7 @@
 #include "kvlathe/generate/generation_options.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <map>
 
@@ -78,6 +80,13 @@ void AddGenerationOptions(CLI::App* verb, GenerationOptions* options) {
       ->allow_extra_args(false);
   verb->add_option("--stop", options->stops, "ends the text before this; repeats")
       ->allow_extra_args(false);
+  AddDraftOption(verb, &options->draft_text);
+}
+
+std::string DraftsText(const std::optional<DraftOptions>& draft, int64_t n_drafted,
+                       int64_t n_accepted) {
+  if (!draft.has_value()) return "";
+  return fmt::format("; of {} drafted tokens {} were accepted", n_drafted, n_accepted);
 }
 
 const char* NameOf(FinishReason reason) {

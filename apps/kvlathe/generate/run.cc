@@ -42,7 +42,8 @@ struct Generated {
   Session session;  // with --save-session
 };
 
-void Report(const SpecModel& spec_model, const Generated& generated, bool as_json) {
+void Report(const SpecModel& spec_model, const Generated& generated,
+            const std::optional<DraftOptions>& draft, bool as_json) {
   const RequestOutcome& outcome = generated.outcome;
   const CacheLayout& layout = spec_model.model->whole_layout();
   const int n_generated = static_cast<int>(outcome.tokens.size());
@@ -69,6 +70,10 @@ void Report(const SpecModel& spec_model, const Generated& generated, bool as_jso
     for (const KvBytes& of_rank : outcome.kv_bytes_by_rank) {
       json["kv_bytes_by_rank"].push_back(of_rank.total());
     }
+    if (draft.has_value()) {
+      json["drafted_tokens"] = outcome.n_drafted_tokens;
+      json["accepted_tokens"] = outcome.n_accepted_tokens;
+    }
     if (spec_model.predicted_kl.has_value()) json["predicted_kl"] = *spec_model.predicted_kl;
     fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
@@ -85,11 +90,13 @@ void Report(const SpecModel& spec_model, const Generated& generated, bool as_jso
   }
   const bool is_cut = outcome.finish_reason == FinishReason::kLength;
   fmt::print(stderr,
-             "\n{}{} prompt tokens, {} generated{}; TTFT {:.1f} ms, {:.1f} tokens/s; KV {} bytes "
+             "\n{}{} prompt tokens, {} generated{}; TTFT {:.1f} ms, {:.1f} tokens/s{}; KV {} bytes "
              "({}), {}{}\n",
              restored, generated.n_prompt, n_generated,
              is_cut ? " (the text is cut there; -n says how many)" : "", outcome.ttft_ms,
-             decode_tok_per_s, outcome.kv_bytes.total(), PartsText(outcome.kv_bytes),
+             decode_tok_per_s,
+             DraftsText(draft, outcome.n_drafted_tokens, outcome.n_accepted_tokens),
+             outcome.kv_bytes.total(), PartsText(outcome.kv_bytes),
              ShareOfReferenceText(fraction, outcome.n_cached_tokens), by_rank);
 }
 
@@ -145,6 +152,7 @@ StatusOr<Request> MakeRequest(const RunVerbOptions& options, const Workspace& wo
     KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.CheckedOver(session.sampling));
   }
   request.rate = options.rate;
+  request.drafter = MakeDrafter(options.generation.draft());
   if (!options.ignore_eos) request.stop_ids = workspace.config().eos_ids;
   const int64_t n_given = std::ssize(session.tokens) + std::ssize(request.prompt);
   const int64_t n_left = workspace.context_tokens() - n_given;
@@ -232,7 +240,7 @@ Status RunOn(const RunVerbOptions& options, const std::string& prompt, Workspace
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     return Error(StatusCode::kResourceExhausted, "standard output cannot be written");
   }
-  Report(spec_model, generated, options.model.json);
+  Report(spec_model, generated, options.generation.draft(), options.model.json);
   return OkStatus();
 }
 
@@ -254,6 +262,7 @@ Status Run(const RunVerbOptions& options) {
   KVL_ASSIGN_OR_RETURN(
       const SpecModel spec_model,
       workspace->MakeModel(options.model.kv.empty() ? "none" : options.model.kv.front()));
+  KVL_RETURN_IF_ERROR(CheckDraft(options.generation.draft(), spec_model));
   return RunOn(options, prompt, workspace.get(), spec_model);
 }
 

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "base/units.h"
+#include "engine/drafts/draft_room.h"
 #include "io/files.h"
 #include "kvlathe/chat_template_options.h"
+#include "kvlathe/draft_options.h"
 #include "kvlathe/open_workspace.h"
 #include "kvlathe/prefix_options.h"
 #include "kvlathe/serve/role_options.h"
@@ -37,7 +39,8 @@ struct ServeOptions {
   api::ApiLimits limits;
   std::string prefix_memory;  // --prefix-memory, as it was written
   PrefixOptions prefixes;
-  std::string audit_memory;  // --audit-memory, likewise
+  std::string audit_memory;    // --audit-memory, likewise
+  std::string draft = "none";  // --draft, checked when parsed
   EngineOptions engine = {.max_waiting = 256, .prompt_share = 0.85};
   server::ServerOptions server;
 };
@@ -117,6 +120,18 @@ StatusOr<ServingOptions> ServingOptionsOf(const ServeOptions& options) {
   return serving;
 }
 
+// Drafts are made at the levels that can have them; the log names the others. There has to be one.
+Status CheckDrafts(const ServeOptions& options, const server::ServedModel& served) {
+  if (!ParseDraft(options.draft).has_value()) return OkStatus();
+  std::string whys;
+  for (size_t l = 0; l < served.levels.size(); ++l) {
+    const std::string_view why = WhyNothingIsDrafted(served.levels[l]->layout());
+    if (why.empty()) return OkStatus();
+    whys += fmt::format("{}--kv '{}': {}", l == 0 ? "" : "; ", served.api.levels[l].name, why);
+  }
+  return Error(StatusCode::kInvalidArgument, "--draft goes with none of the caches: {}", whys);
+}
+
 // As many connections as the system allows.
 void RaiseFileLimit() {
   rlimit limit;
@@ -189,6 +204,8 @@ Status Serve(ServeOptions options) {
     served.api.prompt_folder = options.prefixes.folder + "/prompts";
   }
   KVL_RETURN_IF_ERROR(CheckLevelsTravel(role, served));
+  KVL_RETURN_IF_ERROR(CheckDrafts(options, served));
+  served.api.draft = ParseDraft(options.draft);
   if (archive != nullptr || role.role != server::Role::kAll) {
     KVL_ASSIGN_OR_RETURN(served.engine.identities, model.Identities());
   }
@@ -280,6 +297,7 @@ void AddLimitOptions(CLI::App* verb, ServeOptions* options) {
                    "of the KV memory, what prompts and answers that were read before may keep, so "
                    "that they are not read again, e.g. 1GiB; 0: nothing is kept (default: half)");
   AddPrefixOptions(verb, &options->prefixes);
+  AddDraftOption(verb, &options->draft);
   verb->add_option("--max-waiting", options->engine.max_waiting,
                    "requests that wait, at most; more are answered with 429")
       ->check(CLI::Range(1, 1 << 20))

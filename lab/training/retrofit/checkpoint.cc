@@ -53,6 +53,11 @@ std::vector<LossPoint> CurvePoints(const Tensor& rows) {
 
 }  // namespace
 
+// Where heads alone are trained, all else is in the model's own file.
+bool Trainer::IsSaved(const Tensor& parameter) const {
+  return !recipe_->dms.has_value() || parameter.requires_grad();
+}
+
 std::string Trainer::RecipeFingerprint() const {
   return FingerprintOf(*recipe_, options_.dmc_stage);
 }
@@ -81,6 +86,7 @@ Status Trainer::SaveCheckpoint(const std::string& path) const {
     archive.write("seconds", torch::tensor({state_.seconds, state_.hinge_weight}, torch::kDouble));
     archive.write("curve", CurveTensor(curve_));
     for (const auto& [name, tensor] : decoder_->parameters()) {
+      if (!IsSaved(tensor)) continue;
       archive.write(KeyOf(name), tensor.detach(), /*is_buffer=*/true);
     }
     OutputArchive optimizer;
@@ -111,8 +117,10 @@ Status Trainer::CheckFits(const std::string& path, const std::string& fingerprin
 }
 
 Status Trainer::ReadParameters(const std::string& path, InputArchive* archive) {
-  std::vector<Tensor> saved;
+  std::vector<Tensor> saved, into;
   for (const auto& [name, parameter] : decoder_->parameters()) {
+    if (!IsSaved(parameter)) continue;
+    into.push_back(parameter);
     if (!archive->try_read(KeyOf(name), saved.emplace_back(), /*is_buffer=*/true)) {
       return Error(StatusCode::kInvalidArgument,
                    "{}: the checkpoint is of another model: it has no '{}'", path, name);
@@ -125,7 +133,7 @@ Status Trainer::ReadParameters(const std::string& path, InputArchive* archive) {
   }
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < saved.size(); ++i) {
-    Tensor(decoder_->parameters()[i].second).copy_(saved[i]);
+    into[i].copy_(saved[i]);
   }
   return OkStatus();
 }

@@ -5,8 +5,6 @@
 
 #include <cmath>
 
-#include "training/retrofit/causal_attention.h"
-
 namespace kvlathe {
 namespace {
 
@@ -176,7 +174,7 @@ Decoder::Projected Decoder::Project(const Layer& layer, const Tensor& x, int64_t
         pass->Merge(qk.narrow(2, 0, c.n_heads), qk.narrow(2, c.n_heads, c.n_kv_heads), rows.v);
     qk = torch::cat({merged.q, merged.k}, 2);
     rows.v = merged.v;
-    rows.column_bias = merged.column_bias;
+    rows.effects = merged.effects;
   }
   if (cos_.defined()) qk = Rotate(qk, cos_.narrow(0, 0, n_tokens), sin_.narrow(0, 0, n_tokens));
   if (pass != nullptr) qk = pass->AfterRope(qk);
@@ -191,7 +189,7 @@ Tensor Decoder::Attend(const Layer& layer, const Projected& rows) const {
   const Tensor q = rows.q.transpose(1, 2).reshape(
       {batch, int64_t{c.n_kv_heads}, int64_t{c.gqa_group()}, n_tokens, int64_t{c.head_dim}});
   const Tensor attended =
-      CausalAttention(q, rows.k.transpose(1, 2), rows.v.transpose(1, 2), rows.column_bias)
+      CausalAttention(q, rows.k.transpose(1, 2), rows.v.transpose(1, 2), rows.effects)
           .view({batch, c.n_heads, n_tokens, c.head_dim})
           .transpose(1, 2)
           .reshape({batch * n_tokens, c.n_heads * c.head_dim});
@@ -207,6 +205,7 @@ Tensor Decoder::Hidden(const Tensor& tokens, torch::ScalarType compute_type,
     h = (h.view({batch, n_tokens, -1}) + places).view({batch * n_tokens, -1});
   }
   for (const Layer& layer : layers_) {
+    if (pass != nullptr) pass->Observe(h.view({batch, n_tokens, -1}));
     const Tensor normed = Normalise(h, layer.attn_norm, compute_type);
     h = h + Attend(layer, Project(layer, normed, batch, n_tokens, pass));
     const Tensor up = Multiply(Normalise(h, layer.ffn_norm, compute_type), layer.mlp_in);

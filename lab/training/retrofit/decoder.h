@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "training/retrofit/causal_attention.h"
 #include "training/retrofit/dmc_recipe.h"
 #include "training/retrofit/merging/merge_pass.h"
 
@@ -61,6 +62,16 @@ bool IsOfAttention(std::string_view parameter_name);
 // The rows of W_K that decide, [n_kv_heads, hidden], of each layer of a model that has a DmcConfig.
 std::vector<torch::Tensor> DecidingRows(const Decoder& decoder);
 
+// Whether it belongs to a head of Dynamic Memory Sparsification.
+bool IsOfDmsHead(std::string_view name);
+
+// What decides in a layer which entries leave its cache (training/retrofit/dms/dms_pass.h).
+struct DmsHead {
+  torch::Tensor weight;  // [n_kv_heads, hidden]
+  torch::Tensor bias;    // [n_kv_heads]
+  torch::Tensor norm;    // [hidden], ones, never trained
+};
+
 class Decoder {
  public:
   // Weights drawn as both families do: normal with standard deviation 0.02, output projections
@@ -75,6 +86,11 @@ class Decoder {
                        MergePass* pass = nullptr) const;
   // Logits [n, vocab] of hidden states [n, hidden].
   torch::Tensor Logits(const torch::Tensor& hidden) const;
+
+  // Heads of Dynamic Memory Sparsification, of zeros, one a layer; their parameters come behind all
+  // others, and weights and biases of them alone have gradients from now on. Once.
+  void AddDmsHeads();
+  const std::vector<DmsHead>& dms_heads() const { return dms_heads_; }
 
   const ModelConfig& config() const { return config_; }
   // Name (Hugging Face) and tensor, in a fixed order.
@@ -107,7 +123,7 @@ class Decoder {
   torch::Tensor Multiply(const torch::Tensor& x, const Projection& projection) const;
   struct Projected {
     torch::Tensor q, k, v;  // [batch, n_tokens, heads, head_dim], q and k behind RoPE
-    torch::Tensor column_bias;
+    ColumnEffects effects;
   };
   Projected Project(const Layer& layer, const torch::Tensor& x, int64_t batch, int64_t n_tokens,
                     MergePass* pass) const;
@@ -118,6 +134,7 @@ class Decoder {
   torch::Tensor embedding_, position_embedding_, head_;
   Norm final_norm_;
   std::vector<Layer> layers_;
+  std::vector<DmsHead> dms_heads_;
   torch::Tensor cos_, sin_;  // [max_seq_len, head_dim / 2]; undefined with learned positions
   std::vector<std::pair<std::string, torch::Tensor>> parameters_;
 };

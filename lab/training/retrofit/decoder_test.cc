@@ -61,7 +61,7 @@ TEST(DecoderGradient, CausalAttention) {
   Tensor v = torch::randn({2, 2, 5, 4}, Double()).set_requires_grad(true);
   Tensor bias = torch::randn({2, 2, 5}, Double()).set_requires_grad(true);
   for (const Tensor& column_bias : {Tensor(), bias}) {
-    const auto loss = [&] { return Weigh(CausalAttention(q, k, v, column_bias)); };
+    const auto loss = [&] { return Weigh(CausalAttention(q, k, v, {.bias = column_bias})); };
     CheckGradient(loss, q, 20);
     CheckGradient(loss, k, 20);
     CheckGradient(loss, v, 20);
@@ -77,7 +77,7 @@ TEST(DecoderGradient, CausalAttentionOverBlocks) {
   Tensor k = torch::randn({1, 1, n, 4}, Double()).set_requires_grad(true);
   Tensor bias = torch::randn({1, 1, n}, Double()).set_requires_grad(true);
   const Tensor v = torch::randn({1, 1, n, 4}, Double());
-  const auto loss = [&] { return Weigh(CausalAttention(q, k, v, bias)); };
+  const auto loss = [&] { return Weigh(CausalAttention(q, k, v, {.bias = bias})); };
   CheckGradient(loss, k, 10);
   CheckGradient(loss, bias, 10);
 }
@@ -159,7 +159,7 @@ TEST(Decoder, CausalAttentionEqualsTheFormula) {
   const Tensor v = torch::randn({1, 2, n, 8}, Double());
   const Tensor bias = torch::randn({1, 2, n}, Double());
   for (const bool has_bias : {false, true}) {
-    const Tensor out = CausalAttention(q, k, v, has_bias ? bias : Tensor());
+    const Tensor out = CausalAttention(q, k, v, {.bias = has_bias ? bias : Tensor()});
     for (const int64_t row : {0, 1, 255, 256, 299}) {
       const int64_t n_keys = row + 1;
       Tensor scores =

@@ -29,6 +29,26 @@ bool IsOfAttention(std::string_view name) {
   return name.find(".self_attn.") != name.npos || name.find(".attn.") != name.npos;
 }
 
+bool IsOfDmsHead(std::string_view name) {
+  return name.find(".self_attn.dms_proj_alpha") != name.npos;
+}
+
+void Decoder::AddDmsHeads() {
+  for (auto& [name, parameter] : parameters_) parameter.set_requires_grad(false);
+  const auto options = parameters_.front().second.options().requires_grad(false);
+  const int64_t n_heads = config_.n_kv_heads, hidden = config_.hidden_dim;
+  for (int i = 0; i < config_.n_layers; ++i) {
+    const std::string at = fmt::format("model.layers.{}.self_attn.dms_proj_alpha", i);
+    const DmsHead head{torch::zeros({n_heads, hidden}, options).set_requires_grad(true),
+                       torch::zeros({n_heads}, options).set_requires_grad(true),
+                       torch::ones({hidden}, options)};
+    parameters_.emplace_back(at + ".weight", head.weight);
+    parameters_.emplace_back(at + ".bias", head.bias);
+    parameters_.emplace_back(at + "_norm.weight", head.norm);
+    dms_heads_.push_back(head);
+  }
+}
+
 Decoder WithKvHeads(const Decoder& decoder, int n_kv_heads) {
   ModelConfig config = decoder.config();
   const int64_t n_from = config.n_kv_heads, n_to = n_kv_heads, head_dim = config.head_dim;

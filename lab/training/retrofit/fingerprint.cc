@@ -21,6 +21,11 @@ constexpr std::array kStageFields = {
     "hinge",       "consistent",   "shared_decisions", "uniform_weights",
     "temperature", "window",       "compression",      "total_tokens"};
 
+constexpr std::array kDmsFields = {"window",      "sink",        "scale",        "offset",
+                                   "compression", "temperature", "hinge_weight", "hinge_growth",
+                                   "fit_tokens",  "fit_ridge",   "fit_steps",    "fit_slope",
+                                   "every",       "total_tokens"};
+
 // What a fingerprint that does not say so means.
 std::string_view DefaultOf(std::string_view name) {
   if (name == "model_type") return "llama";
@@ -55,6 +60,8 @@ void AddFurtherGroup(std::string_view group, int* n_phases, Values* values) {
   const std::string_view rest = group.substr(std::min(group.size(), first.size() + 1));
   if (first == "pool") {
     values->emplace("pool", rest);
+  } else if (first == "dms") {
+    AddGroup(rest, kDmsFields, values);
   } else if (first == "rate") {
     values->emplace("deciding_rate", rest);
   } else if (first == "hinge") {
@@ -107,6 +114,13 @@ std::string FingerprintOf(const TrainingRecipe& recipe, std::optional<DmcStage> 
   }
   if (recipe.pool.has_value()) {
     text += fmt::format(" | pool {} {}", recipe.pool->every, recipe.pool->n_sink);
+  }
+  if (recipe.dms.has_value()) {
+    const DmsRecipe& dms = *recipe.dms;
+    text += fmt::format(" | dms {} {} {} {} {} {} {} {} {} {} {} {} {} {}", dms.window, dms.n_sink,
+                        dms.scale, dms.offset, dms.compression, dms.temperature, dms.hinge_weight,
+                        dms.hinge_growth, dms.fit_tokens, dms.fit_ridge, dms.fit_steps,
+                        dms.fit_slope, dms.every, recipe.total_tokens);
   }
   if (recipe.trained == TrainedWeights::kAttention) text += " | attention";
   if (recipe.distillation > 0) text += fmt::format(" | distilled {}", recipe.distillation);

@@ -129,6 +129,7 @@ Status LoadGgufWeights(const std::string& path, Decoder* decoder) {
   const auto vectors = VectorsByName(names, stored, from.n_layers);
   const torch::NoGradGuard no_grad;
   for (const auto& [name, parameter] : decoder->parameters()) {
+    if (IsOfDmsHead(name)) continue;  // in a file of their own
     std::vector<float> values;
     if (const auto vector = vectors.find(name); vector != vectors.end()) {
       KVL_ASSIGN_OR_RETURN(values, reader.Vector(vector->second, from.hidden_dim));
@@ -196,6 +197,7 @@ Status LoadWeights(const std::string& model, Decoder* decoder) {
   KVL_ASSIGN_OR_RETURN(const SafetensorsReader reader, SafetensorsReader::OpenModel(model));
   const torch::NoGradGuard no_grad;
   for (const auto& [name, parameter] : decoder->parameters()) {
+    if (IsOfDmsHead(name)) continue;
     if (LayerOf(name) >= from.n_layers) {
       if (WritesToStream(name)) torch::Tensor(parameter).zero_();
       continue;

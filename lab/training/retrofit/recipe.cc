@@ -126,8 +126,9 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where,
   const Json* optimizer = reader.Object("optimizer");
   const Json* phases = reader.Array("phases");
   const Json* dmc = reader.Object("dmc");
+  const Json* dms = reader.Object("dms");
   const Json* pool = reader.Object("pool");
-  reader.Integer("total_tokens", 1, int64_t{1} << 50, &recipe.total_tokens);
+  reader.Integer("total_tokens", dms == nullptr ? 1 : 0, int64_t{1} << 50, &recipe.total_tokens);
   reader.Integer("batch_tokens", 1, 1 << 26, &recipe.batch_tokens);
   recipe.micro_batch_tokens = std::min(recipe.micro_batch_tokens, recipe.batch_tokens);
   reader.Integer("micro_batch_tokens", 1, 1 << 26, &recipe.micro_batch_tokens);
@@ -144,7 +145,7 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where,
   if (model == nullptr && base == nullptr) reader.Fail("model", "a Hugging Face config.json");
   if (phases == nullptr) reader.Fail("phases", "an array");
   KVL_RETURN_IF_ERROR(reader.Finish());
-  if (dmc == nullptr && recipe.total_tokens == 0) {
+  if (dmc == nullptr && dms == nullptr && recipe.total_tokens == 0) {
     return Error(StatusCode::kInvalidArgument, "{}: \"total_tokens\" is missing", where);
   }
   if (recipe.batch_tokens % recipe.micro_batch_tokens != 0) {
@@ -161,11 +162,14 @@ StatusOr<TrainingRecipe> ParseRecipe(const Json& json, const std::string& where,
     KVL_ASSIGN_OR_RETURN(recipe.dmc, ParseDmcRecipe(*dmc, where + ", \"dmc\""));
     recipe.model.dmc = recipe.dmc->config;
   }
+  if ((dmc != nullptr) + (dms != nullptr) + (pool != nullptr) > 1) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: \"dmc\", \"dms\" and \"pool\" do not go together; keep one of them", where);
+  }
+  if (dms != nullptr) {
+    KVL_ASSIGN_OR_RETURN(recipe.dms, ParseDmsRecipe(*dms, where + ", \"dms\""));
+  }
   if (pool != nullptr) {
-    if (dmc != nullptr) {
-      return Error(StatusCode::kInvalidArgument,
-                   "{}: \"dmc\" and \"pool\" do not go together; keep one of them", where);
-    }
     KVL_RETURN_IF_ERROR(ReadPool(*pool, where + ", \"pool\"", &recipe.pool.emplace()));
   }
   if (optimizer != nullptr) {

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "model/config.h"
 #include "training/retrofit/dmc_recipe.h"
+#include "training/retrofit/dms/dms_recipe.h"
 
 namespace kvlathe {
 
@@ -61,7 +62,9 @@ struct TrainingRecipe {
   double distillation = 0;
   OptimizerSettings optimizer;
   std::vector<TrainingPhase> phases;
-  std::optional<DmcRecipe> dmc;    // a retrofit; then `model` has its DmcConfig too
+  std::optional<DmcRecipe> dmc;  // a retrofit; then `model` has its DmcConfig too
+  // Heads that decide which entries leave the cache; they alone are trained then.
+  std::optional<DmsRecipe> dms;
   std::optional<PoolRecipe> pool;  // a model that is to live with a pooled cache
   std::string validation_source;   // empty: none
   int validation_tokens = 32768;

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/random.h"
+#include "training/retrofit/dms/dms_pass.h"
 #include "training/retrofit/merging/pool_pass.h"
 #include "training/retrofit/model_directory.h"
 
@@ -56,8 +57,13 @@ Trainer::Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, Ba
     : recipe_(recipe), options_(options), order_(std::move(order)) {
   decoder_ = std::make_unique<Decoder>(recipe->model, recipe->seed, torch::kFloat, options.device);
   for (const auto& [name, parameter] : decoder_->parameters()) {
+    if (recipe->dms.has_value()) break;  // heads alone are
     const bool is_trained = recipe->trained == TrainedWeights::kAll || IsOfAttention(name);
     Tensor(parameter).set_requires_grad(is_trained);
+  }
+  if (recipe->dms.has_value()) {
+    decoder_->AddDmsHeads();
+    state_.hinge_weight = recipe->dms->hinge_weight;
   }
   if (recipe->dmc.has_value()) state_.hinge_weight = recipe->dmc->hinge_weight;
   const double deciding_rate = recipe->dmc.has_value() ? recipe->dmc->deciding_rate : 1;
@@ -66,6 +72,7 @@ Trainer::Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, Ba
 }
 
 double Trainer::progress() const {
+  if (recipe_->total_tokens == 0) return 1;  // heads that are fitted alone
   const double share = options_.budget_seconds > 0
                            ? state_.seconds / options_.budget_seconds
                            : static_cast<double>(state_.tokens) / recipe_->total_tokens;
@@ -129,10 +136,29 @@ Tensor Trainer::Hidden(const Tensor& batch, MergePass* pass) const {
 
 Tensor Trainer::TeacherLogits(const Tensor& batch) const {
   const torch::NoGradGuard no_grad;
-  return teacher_->Logits(teacher_->Hidden(InputsOf(batch), options_.compute_type, nullptr));
+  return teacher_->Logits(teacher_->Hidden(InputsOf(batch), options_.compute_type));
+}
+
+Trainer::Losses Trainer::DivergenceOf(const Tensor& hidden, const Tensor& batch) const {
+  const int64_t n_tokens = batch.size(1) - 1, every = recipe_->dms->every;
+  const int64_t window = std::min<int64_t>(n_tokens - 1, recipe_->dms->window);
+  // Queries that see all there is say nothing.
+  const Tensor place = torch::arange(window, n_tokens, every, hidden.device());
+  const Tensor first = torch::arange(batch.size(0), hidden.device()) * n_tokens;
+  const Tensor rows = (first.unsqueeze(1) + place).reshape({-1});
+  Tensor reference;
+  {
+    const torch::NoGradGuard no_grad;
+    const Tensor whole = decoder_->Hidden(InputsOf(batch), options_.compute_type);
+    reference = decoder_->Logits(whole.index_select(0, rows));
+  }
+  const Tensor logits = decoder_->Logits(hidden.index_select(0, rows));
+  const Tensor divergence = KlDivergence(reference, logits).mean();
+  return {divergence, divergence};
 }
 
 Trainer::Losses Trainer::LossesOf(const Tensor& hidden, const Tensor& batch) const {
+  if (recipe_->dms.has_value()) return DivergenceOf(hidden, batch);
   const Tensor learned = LearnedRows(batch);
   if (teacher_ == nullptr) {
     const Tensor logits = decoder_->Logits(hidden.index_select(0, learned));
@@ -147,10 +173,17 @@ Trainer::Losses Trainer::LossesOf(const Tensor& hidden, const Tensor& batch) con
 
 std::unique_ptr<MergePass> Trainer::MakePass(DmcDecisions decisions, int micro_batch_idx) const {
   if (recipe_->pool.has_value()) return std::make_unique<PoolPass>(*recipe_->pool);
-  if (!options_.dmc_stage.has_value()) return nullptr;
-  const DmcRecipe& dmc = *recipe_->dmc;
+  if (!options_.dmc_stage.has_value() && !recipe_->dms.has_value()) return nullptr;
   const uint64_t batch_key =
       MixBits(static_cast<uint64_t>(state_.step) << 20 | static_cast<uint64_t>(micro_batch_idx));
+  const uint64_t noise_seed = MixBits(recipe_->seed ^ batch_key);
+  if (recipe_->dms.has_value()) {
+    return std::make_unique<DmsPass>(&decoder_->dms_heads(), &*recipe_->dms,
+                                     DmsPassOptions{.is_hard = decisions == DmcDecisions::kHard,
+                                                    .norm_epsilon = recipe_->model.norms.eps,
+                                                    .noise_seed = noise_seed});
+  }
+  const DmcRecipe& dmc = *recipe_->dmc;
   // What is validated is the model behind the steps so far.
   const int64_t behind = state_.step - (decisions == DmcDecisions::kHard ? 1 : 0);
   return std::make_unique<DmcPass>(
@@ -160,10 +193,19 @@ std::unique_ptr<MergePass> Trainer::MakePass(DmcDecisions decisions, int micro_b
                                  .window = dmc.window,
                                  .channel_scale = dmc.ChannelScaleAt(*options_.dmc_stage, behind),
                                  .merges = *options_.dmc_stage != DmcStage::kZeroOut,
-                                 .noise_seed = MixBits(recipe_->seed ^ batch_key)});
+                                 .noise_seed = noise_seed});
+}
+
+double Trainer::TargetShare() const {
+  if (!recipe_->dms.has_value())
+    return 1 / recipe_->dmc->TargetAt(*options_.dmc_stage, state_.step);
+  return recipe_->dms->KeptShare(recipe_->phases[state_.phase_idx].context);
 }
 
 Tensor Trainer::MergeLoss(const Tensor& alpha) const {
+  if (recipe_->dms.has_value()) {
+    return torch::relu((1 - alpha).mean() - TargetShare()) * state_.hinge_weight;
+  }
   const DmcRecipe& dmc = *recipe_->dmc;
   return DmcLoss(alpha, {.cr = dmc.TargetAt(*options_.dmc_stage, state_.step),
                          .hinge = dmc.hinge,
@@ -267,10 +309,10 @@ Status Trainer::Step() {
         state_.step + 1, kMaxLeftOut);
   }
   if (point.kept_share >= 0) {
-    const DmcRecipe& dmc = *recipe_->dmc;
-    const double above = point.kept_share - 1 / dmc.TargetAt(*options_.dmc_stage, state_.step);
+    const double least = recipe_->dms ? recipe_->dms->hinge_weight : recipe_->dmc->hinge_weight;
+    const double growth = recipe_->dms ? recipe_->dms->hinge_growth : recipe_->dmc->hinge_growth;
     state_.hinge_weight =
-        std::max(dmc.hinge_weight, state_.hinge_weight + dmc.hinge_growth * above);
+        std::max(least, state_.hinge_weight + growth * (point.kept_share - TargetShare()));
   }
   state_.step += 1;
   state_.tokens += recipe_->batch_tokens;

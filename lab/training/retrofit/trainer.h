@@ -55,6 +55,14 @@ class Trainer {
   // step.
   Status SetTeacher(const std::string& model);
 
+  // Of a recipe with `dms`, before the first step: heads begin with what attention says
+  // (training/retrofit/dms/dms_fit.h), over the sequences of the first phase that the steps then do
+  // not read. `on_sequence` is called behind each with how many there are. kDataLoss as of DmsFit.
+  Status FitDmsHeads(const std::function<void(int64_t n_done, int64_t n)>& on_sequence);
+  // The recipe's `dms` with the offset that leaves the share of its compression, over the next
+  // sequences that a step would read. kDataLoss where logits are not finite.
+  StatusOr<DmsRecipe> CalibratedDms(int64_t n_sequences) const;
+
   // One optimiser step. kDataLoss, with the step and what is not finite, when the loss is not, or
   // when the gradients of ten steps in a row are not; then the trainer cannot go on.
   Status Step();
@@ -86,7 +94,7 @@ class Trainer {
   const std::vector<LossPoint>& curve() const { return curve_; }
   const TrainingProfile& profile() const { return profile_; }
   int64_t step() const { return state_.step; }
-  double hinge_weight() const { return state_.hinge_weight; }  // of a retrofit with DMC
+  double hinge_weight() const { return state_.hinge_weight; }  // of a retrofit
   int64_t tokens() const { return state_.tokens; }
   double seconds() const { return state_.seconds; }
   // Model FLOPs of the steps that this object took.
@@ -100,7 +108,7 @@ class Trainer {
     double seconds = 0;  // in steps
     int phase_idx = 0;
     int64_t phase_sequences = 0;  // read in this phase
-    double hinge_weight = 1;      // of a retrofit with DMC
+    double hinge_weight = 1;      // of a retrofit
   };
 
   Trainer(const TrainingRecipe* recipe, const TrainerOptions& options, BatchOrder order);
@@ -122,8 +130,14 @@ class Trainer {
   // Final hidden states [n_sequences * context, hidden_dim] of a batch.
   torch::Tensor Hidden(const torch::Tensor& batch, MergePass* pass) const;
   torch::Tensor TeacherLogits(const torch::Tensor& batch) const;
+  // Both are the mean divergence from the model whose cache is whole, where heads alone are
+  // trained.
+  Losses DivergenceOf(const torch::Tensor& hidden, const torch::Tensor& batch) const;
+  bool IsSaved(const torch::Tensor& parameter) const;
   Losses LossesOf(const torch::Tensor& hidden, const torch::Tensor& batch) const;
   torch::Tensor MergeLoss(const torch::Tensor& alpha) const;
+  // The share of positions that begin an entry, or stay one, that the next step is held to.
+  double TargetShare() const;
   std::string RecipeFingerprint() const;
   Status CheckFits(const std::string& path, const std::string& fingerprint, bool goes_on) const;
   Status ReadParameters(const std::string& path, torch::serialize::InputArchive* archive);

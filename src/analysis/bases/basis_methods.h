@@ -19,7 +19,7 @@ struct BasisOptions {
   // none of them whole.
   bool counts_first_positions = false;
   bool is_normalised = false;     // zack: blocks weigh alike whatever their norm
-  bool is_centred = true;         // lathe: rows lose their mean first
+  bool is_centred = true;         // lathe, spectral: rows lose their mean first
   bool keys_before_rope = false;  // lathe: keys are latents from before RoPE
   bool has_frames = false;        // lathe: keys are turned inside frames (MappedKeys)
   int turning_pairs = 0;          // likewise
@@ -27,6 +27,9 @@ struct BasisOptions {
   bool counts_all_queries = false;
   bool joins_values = false;  // lathe: keys and values have one map (MappedKeys)
   bool is_whitened = true;    // palu, fdc: weights count by the Gram matrix of their inputs
+  // spectral: is_centred holds only for models whose keys or values have biases.
+  bool centres_biases_alone = false;
+  bool shares_heads = false;  // spectral: the KV heads of a layer have one rotation
   int heads_per_latent = 1;   // palu: KV heads that share a latent
   // lathe: the KV heads of a layer have one map together, as many as have so many channels; 0: each
   // has its own.
@@ -100,6 +103,7 @@ struct BasisMethod {
                                             const RankRequest& request) = nullptr;
   bool wants_text = false;       // statistics of random tokens suit it badly
   bool wants_gradients = false;  // prices errors by gradients of rows, which take time
+  bool wants_outputs = false;    // reads moments of what attention makes of values
 };
 
 // Cuts the analysis to the allocation's ranks. Where these split bits, the maps mix the channels of

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "format/sphere_codes/sphere_codes.h"
+
 namespace kvlathe {
 namespace {
 
@@ -40,6 +42,22 @@ void MixRows(int n, int n_columns, std::vector<float>* m) {
   }
 }
 
+// M D, and D M: columns, or rows of n_columns numbers, whose channel has a negative sign change
+// theirs.
+void FlipColumns(int n, std::vector<float>* m) {
+  for (int64_t i = 0; i < std::ssize(*m); ++i) {
+    (*m)[i] *= SignOfChannel(SphereRotation::kOfRows, static_cast<int>(i % n));
+  }
+}
+void FlipRows(int n, int n_columns, std::vector<float>* m) {
+  for (int64_t i = 0; i < std::ssize(*m); ++i) {
+    const auto row = static_cast<int>(i / n_columns % n);
+    (*m)[i] *= SignOfChannel(SphereRotation::kOfRows, row);
+  }
+}
+
+constexpr int kGgmlChannels = 64;
+
 }  // namespace
 
 void MixColumns(int n, std::vector<float>* m) {
@@ -61,6 +79,25 @@ void MixChannels(int n_k, int n_v, int head_dim, HeadBasis* head) {
   MixColumns(n_k, &head->key_basis);
   MixColumns(n_v, &head->value_basis);
   MixRows(n_v, head_dim, &head->output_basis);
+}
+
+void MixAsGgml(ModelBasis* basis) {
+  for (HeadBasis& head : basis->heads) {
+    int n_k = head.rank_k, n_v = head.rank_v;
+    if (n_k % kGgmlChannels == 0) n_k &= -n_k;
+    if (n_v % kGgmlChannels == 0) n_v = kGgmlChannels;
+    MixChannels(n_k, n_v, basis->head_dim, &head);
+  }
+}
+
+void FlipSigns(ModelBasis* basis) {
+  for (HeadBasis& head : basis->heads) {
+    FlipColumns(head.rank_k, &head.query_basis);
+    FlipRows(head.rank_k, basis->head_dim, &head.key_way_back);
+    FlipColumns(head.rank_k, &head.key_basis);
+    FlipColumns(head.rank_v, &head.value_basis);
+    FlipRows(head.rank_v, basis->head_dim, &head.output_basis);
+  }
 }
 
 void MixByHadamard(ModelBasis* basis) {

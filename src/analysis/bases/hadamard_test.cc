@@ -65,18 +65,56 @@ TEST(Hadamard, ScoresAndOutputsStayTheSame) {
                          draw(kHeadDim * rank),
                          draw(kHeadDim * rank),
                          draw(rank * kHeadDim)};
-    ModelBasis mixed{1, 1, kHeadDim, {head}};
-    MixByHadamard(&mixed);
-    const HeadBasis& m = mixed.heads[0];
-    EXPECT_GT(MaxDifference(m.key_basis, head.key_basis), 0.5f);
-    EXPECT_LT(
-        MaxDifference(Product(m.query_basis, m.key_basis, kHeadDim, rank, kHeadDim, true),
-                      Product(head.query_basis, head.key_basis, kHeadDim, rank, kHeadDim, true)),
-        1e-4f);
-    EXPECT_LT(MaxDifference(
-                  Product(m.value_basis, m.output_basis, kHeadDim, rank, kHeadDim, false),
-                  Product(head.value_basis, head.output_basis, kHeadDim, rank, kHeadDim, false)),
-              1e-4f);
+    for (void (*const mix)(ModelBasis*) : {MixByHadamard, MixAsGgml, FlipSigns}) {
+      ModelBasis mixed{1, 1, kHeadDim, {head}};
+      mix(&mixed);
+      const HeadBasis& m = mixed.heads[0];
+      EXPECT_GT(MaxDifference(m.key_basis, head.key_basis), 0.5f);
+      EXPECT_LT(
+          MaxDifference(Product(m.query_basis, m.key_basis, kHeadDim, rank, kHeadDim, true),
+                        Product(head.query_basis, head.key_basis, kHeadDim, rank, kHeadDim, true)),
+          1e-4f);
+      EXPECT_LT(MaxDifference(
+                    Product(m.value_basis, m.output_basis, kHeadDim, rank, kHeadDim, false),
+                    Product(head.value_basis, head.output_basis, kHeadDim, rank, kHeadDim, false)),
+                1e-4f);
+    }
+  }
+}
+
+// The matrix of llama.cpp's ggml_gen_hadamard over n channels, for every n neighbouring ones.
+Matrix GgmlRotation(int n, int head_dim) {
+  Matrix h(n * n, 0.0f);
+  h[0] = 1 / std::sqrt(static_cast<float>(n));
+  for (int s = 1; s < n; s *= 2) {
+    for (int i = 0; i < s; ++i) {
+      for (int j = 0; j < s; ++j) {
+        h[(i + s) * n + j] = h[i * n + j + s] = h[i * n + j];
+        h[(i + s) * n + j + s] = -h[i * n + j];
+      }
+    }
+  }
+  Matrix all(head_dim * head_dim, 0.0f);
+  for (int begin = 0; begin < head_dim; begin += n) {
+    for (int i = 0; i < n; ++i) {
+      for (int j = 0; j < n; ++j) all[(begin + i) * head_dim + begin + j] = h[i * n + j];
+    }
+  }
+  return all;
+}
+
+// llama.cpp rotates keys by the largest power of two from 64 on that divides the size of a head,
+// and values by 64.
+TEST(Hadamard, MixesAsLlamaCppRotates) {
+  for (const auto& [head_dim, n_keys] :
+       {std::pair(64, 64), std::pair(128, 128), std::pair(192, 64), std::pair(256, 256)}) {
+    ModelBasis basis = IdentityBasis(1, 1, head_dim);
+    MixAsGgml(&basis);
+    const Matrix keys = GgmlRotation(n_keys, head_dim), values = GgmlRotation(64, head_dim);
+    EXPECT_LT(MaxDifference(basis.heads[0].key_basis, keys), 1e-6f) << head_dim;
+    EXPECT_LT(MaxDifference(basis.heads[0].query_basis, keys), 1e-6f) << head_dim;
+    EXPECT_LT(MaxDifference(basis.heads[0].value_basis, values), 1e-6f) << head_dim;
+    EXPECT_LT(MaxDifference(basis.heads[0].output_basis, values), 1e-6f) << head_dim;
   }
 }
 

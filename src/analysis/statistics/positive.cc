@@ -34,6 +34,7 @@ std::vector<Covariances> CovariancesOf(const CalibrationStatistics& s) {
       {"values of the first positions", &s.sink_v.covariance, head_dim},
       {"keys across heads", &s.k_pre_across_heads, of_layer},
       {"values across heads", &s.v_across_heads, of_layer},
+      {"outputs of attention", &s.outputs.covariance, head_dim},
       {"keys with values", &s.key_values.covariance, of_both},
       {"keys with values by their gradients", &s.key_values.weighed_covariance, of_both}};
   for (const JointStatistics* part : {&s.joint, &s.held_back, &s.through_all}) {

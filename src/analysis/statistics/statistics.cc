@@ -145,6 +145,7 @@ void ShareFisher(CalibrationStatistics* s) {
   ShareJointRows(s);
 }
 
+constexpr const char* kOutputs = "outputs";
 constexpr const char* kKeyValues = "key_values";
 
 void AddKeyValues(CalibrationStatistics* s, std::vector<ArrayField>* fields) {
@@ -222,6 +223,9 @@ Status WriteStatistics(const CalibrationStatistics& statistics, const std::strin
   auto* const s = const_cast<CalibrationStatistics*>(&statistics);
   std::vector<ArrayField> fields = ArrayFields(s);
   if (!s->k_pre_across_heads.empty()) AddAcrossHeads(s, &fields);
+  if (!s->outputs.covariance.empty()) {
+    AddMoments(kOutputs, s->shape, s->shape.n_kv_heads, &s->outputs, &fields);
+  }
   if (!s->key_values.covariance.empty()) AddKeyValues(s, &fields);
   for (const ArrayField& field : fields) {
     KVL_CHECK_EQ(static_cast<int64_t>(field.values->size()), ElementsOf(field.shape));
@@ -237,6 +241,10 @@ StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path) {
   KVL_RETURN_IF_ERROR(ReadMetadata(file, &statistics));
   std::vector<ArrayField> fields = ArrayFields(&statistics);
   if (file.Find(kAcrossHeads) != nullptr) AddAcrossHeads(&statistics, &fields);
+  if (file.Find(std::string(kOutputs) + ".mean") != nullptr) {
+    AddMoments(kOutputs, statistics.shape, statistics.shape.n_kv_heads, &statistics.outputs,
+               &fields);
+  }
   const std::string of_values = std::string(kKeyValues) + ".mean";
   if (file.Find(of_values) != nullptr) AddKeyValues(&statistics, &fields);
   for (const ArrayField& field : fields) {

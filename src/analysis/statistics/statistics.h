@@ -148,6 +148,11 @@ struct CalibrationStatistics {
   // calibration was asked for them.
   std::vector<float> k_pre_across_heads;
   std::vector<float> v_across_heads;
+  // What attention makes of values, before W_O: the rows of a KV head are those of its group of
+  // query heads, and `mean` and `covariance` are as those of q_post. So GramOf() is V^T S^T S V per
+  // token, with S the attention weights of all positions from kCalibrationSinks on. Empty unless
+  // calibration was asked for them.
+  HeadMoments outputs;
   // Of the calibration text but for its held-back windows, and of those alone. No map, scale or
   // share of bits may come from `held_back`: what a cache loses is predicted by it.
   JointStatistics joint;
@@ -189,14 +194,14 @@ void ShareJointRows(CalibrationStatistics* statistics);
 // Errors are those of WriteSafetensors.
 Status WriteStatistics(const CalibrationStatistics& statistics, const std::string& path);
 
-// Files of format version 15 hold every array of CalibrationStatistics (those across heads and of
-// keys with values only where they were asked for, what parts have in common once), its source and
-// its counts, and a checksum of all that. Version 14 had gradients through all queries or through
-// far ones, not both. Version 13 had keys less their turning mean in frames alone, version 12
-// nowhere; second moments of version 11 were about zero; gradients of version 10 counted from 32
-// positions on, not from 64; version 9 had moments of rows as attention weighs them too, version 8
-// no joint statistics. kDataLoss if the file is damaged, of another kind, or of another format
-// version; the message says how to make a new one.
+// Files of format version 15 hold every array of CalibrationStatistics (those across heads, of
+// outputs and of keys with values only where they were asked for, what parts have in common once),
+// its source and its counts, and a checksum of all that. Version 14 had gradients through all
+// queries or through far ones, not both. Version 13 had keys less their turning mean in frames
+// alone, version 12 nowhere; second moments of version 11 were about zero; gradients of version 10
+// counted from 32 positions on, not from 64; version 9 had moments of rows as attention weighs them
+// too, version 8 no joint statistics. kDataLoss if the file is damaged, of another kind, or of
+// another format version; the message says how to make a new one.
 StatusOr<CalibrationStatistics> ReadStatistics(const std::string& path);
 
 // kInvalidArgument, with the way out, if statistics read from `path` belong to another model, to

@@ -315,7 +315,12 @@ void LayerPass::AddToStream(const NormWeights& norm, Rows* part, float* stream) 
 void LayerPass::Run(float* stream, QkvObserver* observer) {
   const bool is_parallel = config().parallel_block;
   RunAttention(stream, observer != nullptr);
-  if (observer != nullptr) observer->Observe(View());
+  if (observer != nullptr) {
+    const QkvView view = View();
+    observer->Observe(view);
+    observer->ObserveOutputs(
+        {view.layer_idx, view.n_tokens, view.positions, now_->attended.data()});
+  }
   if (!is_parallel) {
     AddToStream(layer().attn_out_norm, &now_->attention_out, stream);
     std::copy_n(stream, n_tokens_ * config().hidden_dim, now_->middle.data());

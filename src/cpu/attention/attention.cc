@@ -119,6 +119,7 @@ void AddScores(const EntryScoreKernels& kernels, const CpuAccess& access, const 
                .row_max = partial.row_max + skipped,
                .row_sum = partial.row_sum + skipped,
                .noise = job.noise != nullptr ? &noise : nullptr,
+               .takes_largest = job.takes_largest,
                .table = EntryTableAt(access, job.scored)});
 }
 

@@ -136,6 +136,7 @@ bool CudaAttention::Takes(const HeadJob& job) const {
   if (n_rows > kMostRows || job.gqa_group > cuda::kMostDecodeRows) return false;
   if (job.shape.row_type != DType::kBf16 || job.shape.has_one_side) return false;
   if (!job.latents.empty() || job.merged.n_closed != nullptr) return false;
+  if (job.is_scored() && job.takes_largest) return false;
   if (!job.frames.maps.empty() || job.frames.n_pairs > kMostTurningPairs) return false;
   if (job.sinks.n > cuda::kMostSinks || job.output_width() % 16 != 0 || job.head_dim % 2 != 0) {
     return false;

@@ -315,6 +315,7 @@ TEST(CudaAttentionTest, LeavesToTheHostWhatItHasNoKernelFor) {
   EXPECT_TRUE(refuses([](HeadJob& job) { job.shape.row_type = DType::kF32; }));
   EXPECT_TRUE(refuses([](HeadJob& job) { job.shape.has_one_side = true; }));
   EXPECT_TRUE(refuses([](HeadJob& job) { job.packed.format.prompt_rank = 4; }));
+  EXPECT_TRUE(refuses([](HeadJob& job) { job.packed.format.codec = SphereCodec{}; }));
   EXPECT_TRUE(refuses([](HeadJob& job) { job.sinks.n = 65; }));
   const WeightId map = {.number = 1};
   EXPECT_TRUE(refuses([&](HeadJob& job) { job.frames.maps = {&map, 1}; }));

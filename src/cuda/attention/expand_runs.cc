@@ -101,7 +101,11 @@ ExpandSide MakeValues(const PackedShape& shape, int kv_head_idx, const ExpandAdd
 
 }  // namespace
 
-bool CanExpand(const SealedHead& head) { return !FactsOf(head.format.codec).brings_bases; }
+bool CanExpand(const SealedHead& head) {
+  const CodecFacts facts = FactsOf(head.format.codec);
+  return !facts.brings_bases && facts.k.balanced_tokens == 0 &&
+         !std::holds_alternative<SphereCodec>(head.format.codec);
+}
 
 cuda::ExpandRun MakeExpandRun(const BlockShape& shape, const SealedHead& head, const SealedRun& run,
                               const ExpandAddresses& at) {

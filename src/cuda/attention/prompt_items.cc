@@ -59,6 +59,7 @@ std::vector<PromptPart> PromptItems::PartsOf(const HeadJob& job) const {
 bool PromptItems::Takes(const HeadJob& job) const {
   if (job.device != &memory_ || job.shape.row_type != DType::kBf16) return false;
   if (job.merged.n_closed != nullptr || !CanExpand(job.packed)) return false;
+  if (job.is_scored() && job.takes_largest) return false;
   int64_t rebuild_bytes = 0;
   if (!job.latents.empty()) {
     const CudaLatentMap* const map = residents_.At(job.latents.map);

@@ -486,6 +486,10 @@ TEST(PromptItemsRefusalTest, OthersAreNotTaken) {
   EXPECT_TRUE(items.Takes(job));
   job.packed.format.codec = RotatedCodec{};
   EXPECT_FALSE(items.Takes(job));
+  job.packed.format.codec = SphereCodec{};
+  EXPECT_FALSE(items.Takes(job));
+  job.packed.format.codec = BalancedCodec{};
+  EXPECT_FALSE(items.Takes(job));
   job.packed.format.codec = RowsCodec{};
   job.shape.row_type = DType::kF32;
   EXPECT_FALSE(items.Takes(job));

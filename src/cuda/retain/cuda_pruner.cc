@@ -31,7 +31,8 @@ struct HostTables {
 
 bool CudaPruner::Takes(const PrunePlan& plan) {
   const auto is_open = [](const PruneHead& head) {
-    return head.opened.empty() && !head.shape.has_one_side && !head.entries.empty();
+    return head.opened.empty() && head.n_kept == 0 && !head.shape.has_one_side &&
+           !head.entries.empty();
   };
   return !plan.has_coded_rows && plan.classes.sum() == 0 &&
          std::ranges::all_of(plan.heads, is_open);

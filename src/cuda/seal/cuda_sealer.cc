@@ -201,6 +201,7 @@ bool CudaSealer::Takes(const SealBatch& batch) const {
       return books != nullptr && books->books != nullptr;
     });
   }
+  if (KeySide(codec).clip < 1 || ValueSide(codec).clip < 1) return false;
   return std::holds_alternative<UniformCodec>(codec) || std::holds_alternative<TableCodec>(codec) ||
          std::holds_alternative<SplitBitsCodec>(codec);
 }

@@ -93,11 +93,37 @@ bool IsRepaired(const PackedFormat& format) {
   return format.sparse_share > 0 || format.prompt_rank > 0;
 }
 
+TEST(CudaSealerTest, ClippedRowsAreSealedOnTheCpu) {
+  SealDevice device;
+  CudaSealer sealer(device.stream(), device.memory(), device.residents());
+  PackedSide clipped = Token(2, 64);
+  clipped.clip = 0.9;
+  EXPECT_TRUE(sealer.Takes({.format = Uniform(Token(2, 64), Token(2, 64))}));
+  EXPECT_FALSE(sealer.Takes({.format = Uniform(clipped, Token(2, 64))}));
+  EXPECT_FALSE(sealer.Takes({.format = Uniform(Token(2, 64), clipped)}));
+}
+
+// Whether there are kernels; what balances tiles, the CPU computes.
+bool IsOfKernels(const PackedFormat& format) {
+  return !std::holds_alternative<BalancedCodec>(format.codec);
+}
+
+TEST(CudaSealerTest, LeavesToTheHostWhatItHasNoKernelFor) {
+  SealDevice device;
+  const CudaSealer sealer(device.stream(), device.memory(), device.residents());
+  for (const Named& named : Formats()) {
+    SealBatch batch;
+    batch.format = named.format;
+    EXPECT_EQ(sealer.Takes(batch), IsOfKernels(named.format)) << named.name;
+  }
+}
+
 TEST(CudaSealerTest, BytesAreThoseOfTheCpu) {
   SealDevice device;
   Random random(1);
   int first_data = 0;
   for (const Named& named : Formats()) {
+    if (!IsOfKernels(named.format)) continue;
     const bool is_repaired = IsRepaired(named.format);
     const int step = is_repaired ? 4 : 2;
     first_data = (first_data + 1) % step;

@@ -62,7 +62,9 @@ bool Engine::Fetches(Sequence* s) {
 // at the beginning; or not yet.
 bool Engine::BeginsNow(Sequence* s) {
   if (!prefixes_.Takes(*s->layout) || s->ReadsAnew()) return true;
-  if (WaitsForPrefix(*s) || Fetches(s) || IsReadElsewhere(s)) return false;
+  // What comes of a prompt that an older sequence is reading is there once that one has ended.
+  const bool is_known_before = SharesPrefixes(*s->layout);
+  if (is_known_before && (WaitsForPrefix(*s) || Fetches(s) || IsReadElsewhere(s))) return false;
   PrefixStore::Found found = prefixes_.Find(QuestionOf(*s));
   const int n_tokens = found.cache == nullptr ? 0 : found.cache->n_tokens();
   if (found.cache != nullptr) s->BeginBehind(std::move(found.cache));

@@ -153,8 +153,8 @@ void PrefixStore::SaveWhole(const PrefixArchive::Draft& draft, const SequenceCac
 void PrefixStore::SaveNow(const PrefixKey& key, std::span<const int32_t> tokens,
                           const SequenceCache& cache) {
   if (archive_ == nullptr || key.identity == nullptr || !Takes(*key.layout) ||
-      std::ssize(tokens) < kLeastTokensOnDisk || cache.bytes().total() > max_bytes_ ||
-      cache.n_pressed() > 0) {
+      !SharesPrefixes(*key.layout) || std::ssize(tokens) < kLeastTokensOnDisk ||
+      cache.bytes().total() > max_bytes_ || cache.n_pressed() > 0) {
     return;
   }
   const PrefixArchive::Draft draft = {key, tokens, cache.n_prompt()};

@@ -86,6 +86,7 @@ void PrefixStore::Add(const PrefixKey& key, std::span<const int32_t> tokens,
                        .tokens = {tokens.begin(), tokens.end()},
                        .cache = std::move(cache),
                        .is_saved = archive_ == nullptr || key.identity == nullptr ||
+                                   !SharesPrefixes(*key.layout) ||
                                    std::ssize(tokens) < kLeastTokensOnDisk});
   Trim();
 }

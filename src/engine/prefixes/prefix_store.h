@@ -52,7 +52,9 @@ class PrefixStore {
   ~PrefixStore() { SaveAll(); }
 
   // Whether caches of this layout are kept.
-  bool Takes(const CacheLayout& layout) const { return max_bytes_ > 0 && SharesPrefixes(layout); }
+  bool Takes(const CacheLayout& layout) const {
+    return max_bytes_ > 0 && (SharesPrefixes(layout) || SharesEndedPrompts(layout));
+  }
 
   struct Found {
     std::unique_ptr<SequenceCache> cache;  // null: there is nothing to begin behind

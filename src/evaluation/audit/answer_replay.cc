@@ -60,6 +60,10 @@ int64_t AnswerReplay::PeakBytes(const GivenAnswer& answer, const Model& none,
 Status AnswerReplay::Feed(Reader* reader, int64_t n_tokens, SequenceStep::Logits logits) const {
   const auto begin = static_cast<size_t>(reader->cache.n_tokens());
   const auto n = static_cast<size_t>(n_tokens);
+  if (reader->cache.must_read_again()) {
+    KVL_RETURN_IF_ERROR(
+        reader->model->ReadPromptAgain(&reader->cache, answer_.tokens, kStepTokens));
+  }
   KVL_RETURN_IF_ERROR(reader->cache.Extend(static_cast<int>(n_tokens)));
   const SequenceStep step{&reader->cache,
                           std::span<const int32_t>(answer_.tokens).subspan(begin, n), logits};

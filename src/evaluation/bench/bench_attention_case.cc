@@ -300,6 +300,10 @@ Status AddVotes(const AttentionBenchOptions& options, AttentionCase* c) {
       case RetentionPlan::Votes::kNone:
       case RetentionPlan::Votes::kAll:
         break;
+      case RetentionPlan::Votes::kRepeat:  // while the prompt is read again
+        job.takes_largest = true;
+        if (c->row.phase == BenchPhase::kDecode) job.first_scored = job.n_tokens;
+        break;
       case RetentionPlan::Votes::kLast:
         job.first_scored = job.n_tokens - 1;
         break;

@@ -110,6 +110,11 @@ StatusOr<std::unique_ptr<SequenceCache>> CacheOfDepth(Model* model, BlockPool* p
   const CacheLayout& layout = model->layout();
   auto cache = std::make_unique<SequenceCache>(&layout, pool);
   if (n_depth == 0) return cache;
+  if (layout.retention.has_value() && layout.retention->repeats_prompt()) {
+    return Error(StatusCode::kUnimplemented,
+                 "this cache reads its prompt again, and positions of a depth stand for no tokens; "
+                 "leave the depth out");
+  }
   cache->set_n_prompt(int64_t{n_depth} + n_prompt);
   if (ReadsDepth(*model)) {
     KVL_RETURN_IF_ERROR(

@@ -153,7 +153,8 @@ Status ReadCommonPrompt(const PreparedTask& task, Engine* engine) {
 }
 
 Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
-                int64_t kv_budget_bytes, ScoreSheet* sheet) {
+                int64_t kv_budget_bytes, const std::optional<DraftOptions>& draft,
+                ScoreSheet* sheet) {
   const size_t n = task.examples.size();
   std::vector<TextStream> streams;
   streams.reserve(n);
@@ -177,6 +178,7 @@ Status Generate(Model* model, const Tokenizer& tokenizer, const PreparedTask& ta
     request.prompt = example.prompt;
     request.max_tokens = example.max_tokens;
     request.stop_ids = task.eos_ids;
+    request.drafter = MakeDrafter(draft);
     const auto on_token = [&, i](Engine::RequestId, const GeneratedToken& token) {
       sheet->outcome(i).prediction.output += streams[i].Push(token.id);
       const bool ends =
@@ -273,12 +275,12 @@ MeanScore MeanOf(std::span<const double> values) {
 }
 
 StatusOr<TaskResult> RunTask(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
-                             int64_t kv_budget_bytes, const Progress& progress,
-                             double least_score) {
+                             int64_t kv_budget_bytes, const Progress& progress, double least_score,
+                             const std::optional<DraftOptions>& draft) {
   ScoreSheet sheet(task, least_score, progress);
   KVL_RETURN_IF_ERROR(task.metric == TaskMetric::kChoice
                           ? Choose(model, task, kv_budget_bytes, &sheet)
-                          : Generate(model, tokenizer, task, kv_budget_bytes, &sheet));
+                          : Generate(model, tokenizer, task, kv_budget_bytes, draft, &sheet));
   return sheet.Result();
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/drafts/drafter.h"
 #include "evaluation/quality.h"
 #include "evaluation/tasks/task.h"
 #include "model/model.h"
@@ -113,9 +114,11 @@ struct TaskResult {
 // of one example (choice_scorer.h). `progress` may be null. Ends early where the mean cannot reach
 // `least_score` any more. An example that fails fails the task, with its number from 1: kDataLoss
 // when the model computes rows or logits that are not finite, kResourceExhausted when the budget
-// does not hold it.
+// does not hold it. What is generated may be drafted, of a cache that has drafts
+// (WhyNothingIsDrafted).
 StatusOr<TaskResult> RunTask(Model* model, const Tokenizer& tokenizer, const PreparedTask& task,
                              int64_t kv_budget_bytes, const Progress& progress,
-                             double least_score = 0);
+                             double least_score = 0,
+                             const std::optional<DraftOptions>& draft = std::nullopt);
 
 }  // namespace kvlathe

@@ -25,7 +25,8 @@ inline constexpr int kTableCodes = 16;
 
 struct CodeTable {
   // The number that each code stands for, in any order. Several codes may stand for the same number
-  // (0 and -0); sealing then writes the lowest of them.
+  // (0 and -0); sealing then writes the lowest of them. Codes of fewer than 4 bits have the first
+  // numbers, and the others repeat these.
   std::array<int8_t, kTableCodes> numbers;
   float unit;  // a power of two: a code stands for numbers[code] * unit, times the scale
 };
@@ -72,10 +73,13 @@ constexpr TableSteps StepsOf(const CodeTable& table) {
   return steps;
 }
 
-constexpr TableWords WordsOf(const CodeTable& table) {
+// Codes of 3 bits are looked up by their lower two: in the first half of the words those without
+// the highest bit, and in the second those with it.
+constexpr TableWords WordsOf(const CodeTable& table, int bits) {
   TableWords words{};
   for (size_t i = 0; i < words.size(); ++i) {
-    const auto number = static_cast<float>(table.numbers[i % kTableCodes]);
+    const size_t code = bits == 3 ? i % 4 + 4 * (i / 32) : i % kTableCodes;
+    const auto number = static_cast<float>(table.numbers[code]);
     words[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(number) >> 16);
   }
   return words;
@@ -83,8 +87,9 @@ constexpr TableWords WordsOf(const CodeTable& table) {
 
 // A table and what the compiler works out from it.
 struct NamedTable : CodeTable {
-  constexpr NamedTable(const std::array<int8_t, kTableCodes>& table_numbers, float table_unit)
-      : CodeTable{table_numbers, table_unit}, steps(StepsOf(*this)), words(WordsOf(*this)) {}
+  constexpr NamedTable(const std::array<int8_t, kTableCodes>& table_numbers, float table_unit,
+                       int bits = 4)
+      : CodeTable{table_numbers, table_unit}, steps(StepsOf(*this)), words(WordsOf(*this, bits)) {}
   TableSteps steps;
   TableWords words;
 };

@@ -32,6 +32,9 @@ class CacheJournal {
   virtual void CacheGone(int64_t cache) = 0;
   virtual void PromptSet(int64_t cache, int64_t n_prompt, int64_t n_generated) = 0;
   virtual void Extended(int64_t cache, int n_new) = 0;
+  virtual void ExtendedOnTrial(int64_t cache, int n_new) = 0;
+  virtual void TakenBack(int64_t cache, int n_tokens) = 0;  // to so many positions
+  virtual void ReadAgain(int64_t cache) = 0;                // SequenceCache::EndReadingAgain
   virtual void Cleared(int64_t cache) = 0;
   // `to`, which was empty, is a copy now, or shares positions of `cache`.
   virtual void Copied(int64_t cache, int64_t to) = 0;

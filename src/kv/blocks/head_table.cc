@@ -60,7 +60,9 @@ void ReleaseRecords(BlockPool* pool, SealedRun* run) {
 
 RunExtent HeadTable::RunAt(const CacheLayout& layout, int64_t n_prompt, int64_t n_tokens) const {
   if (!layout.HasRunsOfHeads()) return RunEndingAt(layout, n_tokens, n_prompt, n_sealed());
-  const int64_t n_entries = n_tokens - layout.n_sink - n_dropped;
+  int64_t n_entries = n_tokens - layout.n_sink - n_dropped;
+  const bool drops_yet = n_to_keep > 0 && n_dropped == 0 && n_tokens >= n_prompt;
+  if (drops_yet) n_entries = std::min(n_entries, n_to_keep + n_tokens - n_prompt);
   return RunOfHeadAt(layout, n_tokens, n_prompt, n_entries, n_sealed());
 }
 
@@ -147,6 +149,7 @@ bool HeadTable::CopyFrom(const HeadTable& from, std::map<ObjectId, ObjectId>* sh
   }
   entry_table_bytes = from.entry_table_bytes;
   n_dropped = from.n_dropped;
+  n_to_keep = from.n_to_keep;
   for (const ObjectId& block : from.blocks) {
     ObjectId copied;
     if (!CopyObject(block, pool, &copied)) return false;
@@ -170,6 +173,8 @@ bool HeadTable::ShareFrom(const HeadTable& from, const SharedPart& part, BlockPo
     *shared = object;
     return true;
   };
+  n_dropped = from.n_dropped;
+  n_to_keep = from.n_to_keep;
   if (!share(from.sink, part.copies_sink, &sink)) return false;
   for (int64_t b = 0; b < part.n_blocks; ++b) {
     ObjectId block;

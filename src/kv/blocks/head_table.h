@@ -20,9 +20,13 @@ struct SequenceProgress {
   int64_t n_generated = 0;    // positions that come after the prompt; 0: not known
   int first_whole_layer = 0;  // once the prompt has ended: from here on keys are to be cut
   int64_t released_at = 0;    // what no position from here on can see has been given back
+  int n_on_trial = 0;         // of n_tokens, the last, which are not there to stay (ExtendOnTrial)
+
+  // Positions that no trial has added: what they end (the prompt, runs) is ended.
+  int n_settled() const { return n_tokens - n_on_trial; }
 
   bool HasWholeKeys(const CacheLayout& layout, int layer_idx) const {
-    return layout.ReadsWholeKeys() && (n_tokens < n_prompt || layer_idx >= first_whole_layer);
+    return layout.ReadsWholeKeys() && (n_settled() < n_prompt || layer_idx >= first_whole_layer);
   }
   // The shape of a plain block of head `head_idx` of [n_layers * n_kv_heads].
   BlockShape ShapeOf(const CacheLayout& layout, size_t head_idx) const {
@@ -63,6 +67,8 @@ struct HeadTable {
   ObjectId flags;         // EvictionFlags, where the model decides what leaves
   ObjectId query_gram;    // QueryGramBytes, until a run is sealed
   int64_t n_dropped = 0;  // entries, dropped or merged
+  // Of the prompt, that stay where it ends (CacheLayout::DropsByHead); 0: not known yet.
+  int64_t n_to_keep = 0;
 
   int64_t n_blocks() const { return std::ssize(blocks); }
   int64_t n_sealed() const {
@@ -99,8 +105,8 @@ struct HeadTable {
   // so far to their copies. False when there is no room, and then Clear can give the table back.
   bool CopyFrom(const HeadTable& from, std::map<ObjectId, ObjectId>* shared, BlockPool* pool);
   // Makes this table, which is empty, one of the first objects of another, by reference. The other
-  // has neither dropped nor merged entries. False when there is no room, and then Clear can give
-  // the table back.
+  // has no merged entries, and of those that it has dropped none is among them. False when there is
+  // no room, and then Clear can give the table back.
   bool ShareFrom(const HeadTable& from, const SharedPart& part, BlockPool* pool);
   // f(ObjectId) for every reference that the table holds.
   template <typename F>

@@ -48,17 +48,41 @@ int64_t SequenceCache::max_step() const {
     const PromptPlace place = {layout_->n_sink, n_prompt()};
     next = std::min(next, NextPrunePoint(*layout_->retention, place, n_tokens()));
   }
+  // The last token of a prompt comes alone, behind the votes.
+  if (n_tokens() + 1 < n_prompt() && layout_->RepeatsPrompt(n_prompt())) {
+    next = std::min(next, n_prompt() - 1);
+  }
   return next - n_tokens();
+}
+
+bool SequenceCache::must_read_again() const {
+  return !has_read_again_ && n_settled() + 1 == n_prompt() && layout_->RepeatsPrompt(n_prompt());
+}
+
+Status SequenceCache::CheckWhole(std::string_view verb) const {
+  if (!is_broken()) return OkStatus();
+  return Error(StatusCode::kDataLoss,
+               "the sequence failed at {} positions and cannot {}; start it again", n_tokens(),
+               verb);
+}
+
+Status SequenceCache::CheckLength(int64_t n_after) const {
+  if (n_after <= std::numeric_limits<int>::max()) return OkStatus();
+  return Error(StatusCode::kInvalidArgument, "a sequence of {} positions is beyond the limit {}",
+               n_after, std::numeric_limits<int>::max());
 }
 
 Status SequenceCache::Extend(int n_new) {
   KVL_CHECK_GE(n_new, 0);
-  if (is_broken()) {
-    return Error(StatusCode::kDataLoss,
-                 "the sequence failed at {} positions and cannot go on; start it again",
-                 n_tokens());
-  }
+  KVL_RETURN_IF_ERROR(CheckWhole("go on"));
+  KVL_CHECK(!is_on_trial());
   KVL_CHECK_LE(n_new, max_step());
+  if (n_new > 0 && must_read_again()) {
+    return Error(StatusCode::kFailedPrecondition,
+                 "the prompt of {} positions was not read again, by which its cache chooses what "
+                 "stays",
+                 n_prompt());
+  }
   if (n_new > 0) {
     objects_.ReleaseOutOfWindow(progress_, n_tokens());
     progress_.released_at = n_tokens();
@@ -67,18 +91,20 @@ Status SequenceCache::Extend(int n_new) {
   const std::vector<RunExtent> runs = objects_.RunsAt(progress_, n_after);
   const int64_t room_bytes = objects_.SealRoom(progress_, n_after, runs, 0);
   if (n_after <= n_writable_ && room_bytes == 0) {
+    n_least_ = n_tokens();
+    blocks_at_least_.clear();
     EnterNewEntries(n_after);
+    if (is_broken()) n_least_ = n_tokens();
     if (told() != nullptr) told()->Extended(number_, n_new);
     return OkStatus();
   }
-  if (n_after > std::numeric_limits<int>::max()) {
-    return Error(StatusCode::kInvalidArgument, "a sequence of {} positions is beyond the limit {}",
-                 n_after, std::numeric_limits<int>::max());
-  }
+  KVL_RETURN_IF_ERROR(CheckLength(n_after));
+  NoteBlocks();
   KVL_RETURN_IF_ERROR(objects_.Grow(progress_, n_after, runs, room_bytes));
   n_writable_ = objects_.WritablePositions();
   EnterNewEntries(n_after);
   must_seal_ = !runs.empty();
+  if (is_broken()) n_least_ = n_tokens();
   if (told() != nullptr) told()->Extended(number_, n_new);
   return OkStatus();
 }
@@ -98,7 +124,8 @@ void SequenceCache::EnterNewEntries(int64_t n_after) {
   bool drops = layout_->RetentionIsOver(n_after, n_prompt())  // at least the tables
                || (ends_prompt && layout_->HasClasses());     // they are sorted
   for (const HeadTable& head : objects_.heads()) {
-    drops = drops || n_after - layout_->n_sink - head.n_dropped > kept_.n;
+    const int64_t n_kept = head.n_to_keep > 0 ? head.n_to_keep : kept_.n;
+    drops = drops || n_after - layout_->n_sink - head.n_dropped > n_kept;
   }
   if (!drops) kept_ = {};
 }
@@ -110,19 +137,21 @@ void SequenceCache::Clear() {
   kept_ = {};
   must_seal_ = false;
   has_failed_ = false;
+  has_read_again_ = false;
   n_writable_ = 0;
+  n_least_ = 0;
+  blocks_at_least_.clear();
   reencoding_ = {};
 }
 
 StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Copy() const {
-  if (is_broken()) {
-    return Error(StatusCode::kDataLoss,
-                 "the sequence failed at {} positions and cannot be copied; start it again",
-                 n_tokens());
-  }
+  KVL_RETURN_IF_ERROR(CheckWhole("be copied"));
+  KVL_CHECK(!is_on_trial());
   auto copy = std::make_unique<SequenceCache>(layout_, objects_.pool());
   copy->progress_ = progress_;
   copy->n_writable_ = n_writable_;
+  copy->has_read_again_ = has_read_again_;
+  copy->n_least_ = n_tokens();
   copy->reencoding_ = reencoding_;
   if (copy->objects_.CopyFrom(objects_)) {
     if (told() != nullptr) told()->Copied(number_, copy->number_);
@@ -163,7 +192,7 @@ void SequenceCache::DropPruned(int layer_idx) {
   for (int g = 0; g < layout_->n_kv_heads; ++g) {
     const size_t i = HeadIdx(*layout_, layer_idx, g);
     const int64_t n_before = std::max(0, head(layer_idx, g).n_entries());
-    const int64_t n_kept = std::min<int64_t>(n_before, kept_.n);
+    const int64_t n_kept = std::min<int64_t>(n_before, n_to_keep(i));
     const int64_t n_blocks = BlocksAfterPrune(*layout_->retention, n_before, n_kept);
     objects_.SetDropped(i, objects_.heads()[i].n_dropped + n_before - n_kept, n_blocks);
     objects_.SetEntryTableSize(i, EntryBytesAt(*layout_, n_blocks, n_tokens(), n_prompt()));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -26,6 +27,11 @@ struct PrefixPlace {
   int64_t n_prompt = 0;
   int64_t n_generated = 0;  // as set_n_prompt has them
 };
+
+// Whether sequences that begin with all of another's prompt may share it and what follows: which of
+// its positions stay depends on it alone, and they do not change behind its end. For layouts of
+// which others share nothing.
+bool SharesEndedPrompts(const CacheLayout& layout);
 
 // Why sequences of this layout share nothing: what their caches hold of a prefix depends on what
 // follows. Empty where it does not, and where they may share.
@@ -73,17 +79,51 @@ class SequenceCache {
   int64_t n_generated() const { return progress_.n_generated; }
   // The most positions that the next Extend may add.
   int64_t max_step() const;
+  // Whether the prompt is to be read again on trial now, before its last token (PromptRepeat).
+  // Extend stops before that token until EndReadingAgain.
+  bool must_read_again() const;
+  // Says that it has been, and all of that taken back. Where heads have numbers of their own, it
+  // chooses by the votes of all how many entries each keeps.
+  void EndReadingAgain();
+  // Says that the votes of its prompt are not asked for: it is filled with rows that were saved.
+  void SkipReadingAgain() { has_read_again_ = true; }
+  // What EndReadingAgain chose in a cache that is saved, [n_layers * n_kv_heads], each at least 1.
+  void SetToKeep(std::span<const int64_t> n_to_keep);
+  // Whether the positions on trial are those of the prompt that is read again.
+  bool reads_again() const { return is_on_trial() && n_settled() < n_prompt(); }
 
   // Makes positions [n_tokens, n_tokens + n_new) writable in every head, or none of them; n_new is
   // at most max_step(). Where a run ends there, room to seal it is set aside as well. The error is
   // kResourceExhausted, with what is needed and what is free, when the budget does not hold them,
-  // and kDataLoss when the step before failed and did not finish what it had to seal, drop or cut.
-  // The call costs one comparison when no head needs a block. New rows are undefined until they are
-  // written. In layers with a window, blocks and sinks that none of the new positions can see are
-  // given back first, and stay so when there is no room after all.
+  // and kDataLoss when the step before failed and did not finish what it had to seal, drop or cut,
+  // and kFailedPrecondition where must_read_again(). The call costs one comparison when no head
+  // needs a block. New rows are undefined until they are written. In layers with a window, blocks
+  // and sinks that none of the new positions can see are given back first, and stay so when there
+  // is no room after all.
   Status Extend(int n_new);
   // Gives everything back.
   void Clear();
+
+  // --- Positions that may not stay (sequence_trial.cc): drafts, and a text that is read for the
+  // votes alone. ---
+
+  // As Extend, of any number of positions, but none of them ends a run or the prompt, and nothing
+  // is dropped, cut or sealed for them: they are plain rows until TakeBack, which must come before
+  // the next Extend. A prompt that they go beyond has not ended.
+  Status ExtendOnTrial(int n_new);
+  bool is_on_trial() const { return progress_.n_on_trial > 0; }
+  int n_settled() const { return progress_.n_settled(); }  // positions that no trial has added
+  // The fewest positions to which TakeBack may go: those that were there before the last Extend, or
+  // before the first ExtendOnTrial behind it. Where the last Extend ended a run, the prompt or a
+  // prune interval, what it ended stays: those behind it.
+  int n_least() const { return n_least_; }
+  // Forgets all but the first n_tokens positions, at least n_least() and at least 1, between steps.
+  // The cache holds the bytes that it would hold had the others never come and had those of the last
+  // step that stay come one by one. Where positions on
+  // trial are kept, nothing may end among them. What forgotten rows have added to votes (retention)
+  // and to Gram matrices of queries (GathersQueries) stays; where entries are merged the call is
+  // not allowed.
+  void TakeBack(int n_tokens);
   // Returns another sequence of the same layout and pool that holds the same bytes and goes on as
   // this one would; neither knows of the other. The error is kResourceExhausted when there is no
   // room, and then nothing was taken, and kDataLoss as from Extend. Between Extend and the end of
@@ -96,7 +136,8 @@ class SequenceCache {
   // in which runs; so what is compared is the runs. ---
 
   // Whether the first n_tokens positions are held here, bit for bit, as a sequence whose prompt
-  // ends at n_prompt holds them when it has read so many. A step may be under way.
+  // ends at n_prompt holds them when it has read so many. A step may be under way, but not where
+  // SharesEndedPrompts(layout): there a prompt must have ended.
   bool CanShare(int n_tokens, int64_t n_prompt) const;
   // The most positions up to n_most for which CanShare says yes; 0 when there are none.
   int MostShareable(int n_most, int64_t n_prompt) const;
@@ -126,7 +167,12 @@ class SequenceCache {
   // by layer from the first. ---
 
   bool must_prune() const { return kept_.n > 0; }
-  const KeptEntries& kept() const { return kept_; }
+  const KeptEntries& kept() const { return kept_; }  // where heads have no numbers of their own
+  // Of a head of [n_layers * n_kv_heads].
+  int64_t n_to_keep(size_t head_idx) const {
+    const int64_t of_head = objects_.heads()[head_idx].n_to_keep;
+    return of_head > 0 ? of_head : kept_.n;
+  }
   // Whether some of the entries that the layer drops are sealed. Then TakeKeptBlocks,
   // PlaceKeptBlocks and DropPruned are called in this order, and what is left is sealed again.
   bool must_reopen(int layer_idx) const;
@@ -136,7 +182,7 @@ class SequenceCache {
   StatusOr<std::vector<std::vector<ObjectId>>> TakeKeptBlocks(int layer_idx);
   // The rows of the kept entries are in these blocks now, which take the place of all others.
   void PlaceKeptBlocks(int layer_idx, const std::vector<std::vector<ObjectId>>& kept);
-  // Gives back the blocks behind the kept entries, which are the first kept().n entries of every
+  // Gives back the blocks behind the kept entries, which are the first n_to_keep() entries of every
   // head of the layer by now. With the last layer the prune is done.
   void DropPruned(int layer_idx);
   // --- Whole keys (CacheLayout::ReadsWholeKeys). They are cut in the step that ends the prompt,
@@ -194,7 +240,13 @@ class SequenceCache {
  private:
   // Whether a step has failed, or broke off in the middle.
   bool is_broken() const { return has_failed_ || must_seal() || must_prune() || must_cut_keys(); }
+  // Where it cannot go on; `verb` is what was asked.
+  Status CheckWhole(std::string_view verb) const;
+  Status CheckLength(int64_t n_after) const;
+  // Remembers where TakeBack may go, before a step.
+  void NoteBlocks();
   void EnterNewEntries(int64_t n_after);
+  bool CanShareEndedPrompt(int n_tokens, int64_t n_prompt) const;
   StatusOr<std::unique_ptr<SequenceCache>> Share(const PrefixPlace& place, bool to_write) const;
 
   CacheJournal* told() const { return is_told_ ? journal() : nullptr; }
@@ -206,7 +258,10 @@ class SequenceCache {
   KeptEntries kept_;        // where the last step ended at a prune point that drops entries
   bool must_seal_ = false;  // the last step ended runs, or may have
   bool has_failed_ = false;
-  int64_t n_writable_ = 0;  // positions that the objects of every head hold
+  bool has_read_again_ = false;  // its prompt
+  int64_t n_writable_ = 0;       // positions that the objects of every head hold
+  int n_least_ = 0;
+  std::vector<int64_t> blocks_at_least_;  // that heads had at n_least_, or empty: what they have
   SequenceObjects objects_;
   Reencoding reencoding_;
 };

@@ -116,8 +116,10 @@ void AppendHead(HeadNumbers head, bool has_pressed_runs, std::string* out) {
 // What each codec finds in the numbers of a head, and writes to them.
 HeadStorage StorageOf(const RowsCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const UniformCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
+HeadStorage StorageOf(const BalancedCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const CodebookCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const TableCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
+HeadStorage StorageOf(const SphereCodec& /*codec*/, const HeadNumbers& /*head*/) { return {}; }
 HeadStorage StorageOf(const SplitBitsCodec& /*codec*/, const HeadNumbers& head) {
   return head.bits;
 }
@@ -375,8 +377,22 @@ int64_t MostEntriesAt(const SequenceFile& file, const MergedLength& length, int 
   return std::min<int64_t>(length.n_entries, int64_t{n_blocks} * kBlockSize + most_open);
 }
 
+// How many entries of its prompt each head kept, where heads dropped numbers of their own.
+Status SetToKeep(const SequenceFile& file, SequenceCache* cache) {
+  if (!file.layout.DropsByHead() || file.n_tokens < file.n_prompt) return OkStatus();
+  std::vector<int64_t> n_to_keep;
+  for (const MergedLength& length : file.merged) {
+    n_to_keep.push_back(length.n_entries - (file.n_tokens - file.n_prompt));
+    if (n_to_keep.back() < 1) {
+      return Error(StatusCode::kDataLoss, "damaged: a head has kept nothing of its prompt");
+    }
+  }
+  cache->SetToKeep(n_to_keep);
+  return OkStatus();
+}
+
 void SetMergedOfLayer(const SequenceFile& file, int layer_idx, SequenceCache* cache) {
-  if (file.merged.empty()) return;
+  if (!file.layout.MergesEntries()) return;
   const int n_kv_heads = file.layout.n_kv_heads;
   for (int g = 0; g < n_kv_heads; ++g) {
     const MergedLength& length = file.merged[layer_idx * n_kv_heads + g];
@@ -402,6 +418,8 @@ Status PressNewRuns(const SequenceFile& file, SequenceCache* cache) {
 // then the blocks of the file are the ones that are held. Runs get their objects.
 Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
   cache->set_n_prompt(file.n_prompt, file.n_generated);
+  if (file.n_tokens >= file.n_prompt) cache->SkipReadingAgain();
+  KVL_RETURN_IF_ERROR(SetToKeep(file, cache));
   while (cache->n_tokens() < file.n_tokens) {
     const int64_t n_left = file.n_tokens - cache->n_tokens();
     const int64_t n = n_left == 1 ? 1 : std::min<int64_t>(kBlockSize, n_left - 1);
@@ -422,7 +440,7 @@ Status ExtendTo(const SequenceFile& file, SequenceCache* cache) {
   }
   if (MergedLengths(*cache, file.layout) == file.merged) return OkStatus();
   return Error(StatusCode::kDataLoss,
-               "damaged: its heads cannot have merged and sealed what it says");
+               "damaged: its heads cannot have merged, dropped and sealed what it says");
 }
 
 // What the caller keeps, behind what other machines hold of the cache where there are some: how

@@ -16,9 +16,9 @@
 //                   format does not rotate them)
 //                   if the spec has pressed runs, 4 bytes each: how many there are, and their
 //                   places among the runs, rising
-//                   if entries are merged, of every KV head, 4 bytes each: its entries and, if the
-//                   model decides what merges and they are sealed, its blocks that were sealed with
-//                   the prompt and all its sealed blocks
+//                   if entries are merged, or heads drop numbers of their own, of every KV head, 4
+//                   bytes each: its entries and, if heads are sealed one by one, its blocks that
+//                   were sealed with the prompt and all its sealed blocks
 //                   the caller's state: a length of 8 bytes and the bytes. Where machines share the
 //                   model it begins with what the others hold of the cache: how many parts, 4
 //                   bytes, and of each a length of 8 bytes and a file of this kind the objects of
@@ -57,7 +57,7 @@ struct SequenceFile {
   int n_tokens = 0;
   int64_t n_prompt = 0;
   int64_t n_generated = 0;
-  std::vector<MergedLength> merged;  // [n_layers * n_kv_heads] where entries are, else empty
+  std::vector<MergedLength> merged;  // [n_layers * n_kv_heads] where heads differ, else empty
   std::vector<int> pressed_runs;     // SequenceCache::pressed_runs
   std::string_view state;            // the caller's
   std::span<const std::byte> rows;   // sinks and blocks

@@ -29,7 +29,7 @@ int64_t RunTableBytesWith(std::span<const HeadTable> heads, const std::vector<Ru
 // Of a head, while the next step is extended for.
 int64_t EntryBytesFor(const CacheLayout& layout, const SequenceProgress& progress,
                       int64_t n_blocks) {
-  return EntryBytesAt(layout, n_blocks, progress.n_tokens, progress.n_prompt);
+  return EntryBytesAt(layout, n_blocks, progress.n_settled(), progress.n_prompt);
 }
 
 // Sinks that fell out of a window do not come back.
@@ -243,6 +243,20 @@ void SequenceObjects::SetDropped(size_t head_idx, int64_t n_dropped, int64_t n_b
   heads_[head_idx].ReleaseBlocksBehind(n_blocks, pool_);
 }
 
+void SequenceObjects::CountBlocks(std::vector<int64_t>* n_blocks) const {
+  n_blocks->clear();
+  for (const HeadTable& head : heads_) n_blocks->push_back(head.n_blocks());
+}
+
+void SequenceObjects::ReleaseBlocksBehind(const SequenceProgress& progress,
+                                          std::span<const int64_t> n_blocks) {
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    if (heads_[i].n_blocks() <= n_blocks[i]) continue;
+    heads_[i].ReleaseBlocksBehind(n_blocks[i], pool_);
+    SetEntryTableSize(i, EntryBytesFor(*layout_, progress, n_blocks[i]));
+  }
+}
+
 void SequenceObjects::SetEntryTableSize(size_t head_idx, int64_t n_bytes) {
   heads_[head_idx].SetEntryTableSize(n_bytes, pool_);
 }
@@ -276,9 +290,17 @@ bool SequenceObjects::CopyFrom(const SequenceObjects& from) {
   return true;
 }
 
-bool SequenceObjects::ShareFrom(const SequenceObjects& from, const SharedPart& part) {
+bool SequenceObjects::ShareFrom(const SequenceObjects& from, int64_t n_tokens, bool to_write) {
   for (size_t i = 0; i < heads_.size(); ++i) {
-    if (!heads_[i].ShareFrom(from.heads_[i], part, pool_)) return false;
+    const HeadTable& head = from.heads_[i];
+    const int64_t n_entries = std::max<int64_t>(0, n_tokens - layout_->n_sink - head.n_dropped);
+    SharedPart part = {.n_blocks = head.BlocksAt(*layout_, n_tokens),
+                       .copies_sink = to_write && n_tokens < layout_->n_sink,
+                       .copies_last_block = to_write && n_entries % kBlockSize != 0};
+    for (const SealedRun& run : head.runs) {
+      if (run.first_block + run.n_blocks <= part.n_blocks) ++part.n_runs;
+    }
+    if (!heads_[i].ShareFrom(head, part, pool_)) return false;
   }
   return true;
 }

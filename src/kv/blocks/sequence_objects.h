@@ -61,6 +61,14 @@ class SequenceObjects {
   // Says that the head has dropped n_dropped entries so far and that its first n_blocks hold those
   // that are left. The other blocks are given back.
   void SetDropped(size_t head_idx, int64_t n_dropped, int64_t n_blocks);
+  // Says how many entries of the prompt each head keeps (HeadTable::n_to_keep).
+  void SetToKeep(std::span<const int64_t> n_to_keep) {
+    for (size_t i = 0; i < heads_.size(); ++i) heads_[i].n_to_keep = n_to_keep[i];
+  }
+  // How many blocks each head has, [n_layers * n_kv_heads].
+  void CountBlocks(std::vector<int64_t>* n_blocks) const;
+  // Gives back all blocks of each head but the first so many, and what tables have for them.
+  void ReleaseBlocksBehind(const SequenceProgress& progress, std::span<const int64_t> n_blocks);
   // Resizes the head's table of positions and votes. When the system has no memory for a smaller
   // one, the head keeps the larger one, and bytes() counts that.
   void SetEntryTableSize(size_t head_idx, int64_t n_bytes);
@@ -70,9 +78,10 @@ class SequenceObjects {
   // Makes these objects, of which there are none yet, a copy of another sequence's. False when
   // there is no room.
   bool CopyFrom(const SequenceObjects& from);
-  // Makes these objects, of which there are none yet, the same part of every head of another
-  // sequence (HeadTable::ShareFrom). False when there is no room.
-  bool ShareFrom(const SequenceObjects& from, const SharedPart& part);
+  // Makes these objects, of which there are none yet, those of another sequence that hold its first
+  // n_tokens positions (HeadTable::ShareFrom), ready to be extended if `to_write`. False when there
+  // is no room.
+  bool ShareFrom(const SequenceObjects& from, int64_t n_tokens, bool to_write);
   // Says of all references whether they are a keeper's (BlockPool::AddKeeper).
   void SetKept(bool is_kept);
 

@@ -95,8 +95,25 @@ int MostShareable(const CacheLayout& layout, const SavedPrefix& saved, int n_mos
   return MostShareableOf(held, n_most, n_prompt);
 }
 
+bool SharesEndedPrompts(const CacheLayout& layout) {
+  // Positions that keys need to turn by, and classes, are in tables that sequences write.
+  return layout.DropsEntries() && layout.retention->repeats_prompt() && layout.windows.empty() &&
+         !layout.HasClasses() && layout.RetentionIsOver(0, 0);
+}
+
+bool SequenceCache::CanShareEndedPrompt(int n_tokens, int64_t n_prompt) const {
+  if (is_broken() || is_on_trial() || n_prompt != this->n_prompt()) return false;
+  if (n_tokens < n_prompt || n_tokens > this->n_tokens()) return false;
+  // What was not sealed yet at n_tokens may be sealed by now.
+  return n_tokens == this->n_tokens() ||
+         std::ranges::all_of(objects_.heads(), [](const HeadTable& head) {
+           return head.runs.empty() || head.runs.back().is_prompt;
+         });
+}
+
 bool SequenceCache::CanShare(int n_tokens, int64_t n_prompt) const {
   if (has_failed_) return false;
+  if (SharesEndedPrompts(*layout_)) return CanShareEndedPrompt(n_tokens, n_prompt);
   const Held held = {*layout_, this->n_tokens(), progress_.released_at,
                      ExtentsOf(objects_.heads().front().runs)};
   return CanShareOf(held, n_tokens, n_prompt);
@@ -104,12 +121,17 @@ bool SequenceCache::CanShare(int n_tokens, int64_t n_prompt) const {
 
 int SequenceCache::MostShareable(int n_most, int64_t n_prompt) const {
   if (has_failed_) return 0;
+  if (SharesEndedPrompts(*layout_)) {
+    n_most = std::min(n_most, n_tokens());
+    return CanShareEndedPrompt(n_most, n_prompt) ? n_most : 0;
+  }
   const Held held = {*layout_, n_tokens(), progress_.released_at,
                      ExtentsOf(objects_.heads().front().runs)};
   return MostShareableOf(held, n_most, n_prompt);
 }
 
 bool SequenceCache::Covers(const SequenceCache& other) const {
+  if (SharesEndedPrompts(*layout_) && n_prompt() != other.n_prompt()) return false;
   return layout_ == other.layout_ && n_tokens() >= other.n_tokens() &&
          (!layout_->HasWindow() || progress_.released_at <= other.progress_.released_at) &&
          std::ranges::equal(ExtentsOf(objects_.heads().front().runs),
@@ -124,14 +146,7 @@ StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Share(const PrefixPlace&
   shared->progress_.n_prompt = place.n_prompt;
   shared->progress_.n_generated = place.n_generated;
   shared->progress_.released_at = std::min<int64_t>(progress_.released_at, place.n_tokens);
-  const int64_t n_entries = std::max(0, place.n_tokens - layout_->n_sink);
-  SharedPart part = {.n_blocks = BlocksFor(*layout_, place.n_tokens),
-                     .copies_sink = to_write && place.n_tokens < layout_->n_sink};
-  for (const SealedRun& run : objects_.heads().front().runs) {
-    if (run.first_block + run.n_blocks <= part.n_blocks) ++part.n_runs;
-  }
-  part.copies_last_block = to_write && n_entries % kBlockSize != 0;
-  if (shared->objects_.ShareFrom(objects_, part)) {
+  if (shared->objects_.ShareFrom(objects_, place.n_tokens, to_write)) {
     shared->n_writable_ = shared->objects_.WritablePositions();
     return shared;
   }

@@ -25,9 +25,15 @@ PackedFormat FormatOf(const KcvtOptions& options);
 // KIVI (arXiv 2402.02750; docs/methods/kivi.md): `group` tokens of a channel of K, `group` channels
 // of a token of V.
 PackedFormat FormatOf(const KiviOptions& options);
+// KVarN (arXiv 2606.03458; docs/methods/kvarn.md): rows of a tile balanced over tokens and
+// channels, then a scale per channel of K and per token of V.
+PackedFormat FormatOf(const KvarnOptions& options);
 // KVQuant (arXiv 2401.18079; docs/methods/kvquant.md): codebooks per layer, K with ranges of the
 // model per channel, V with ranges per token over all heads, outliers kept exactly.
 PackedFormat FormatOf(const KvquantOptions& options, bool keys_before_rope);
+// TurboQuant (arXiv 2504.19874; docs/methods/turboquant.md): codes of levels of a normal number
+// under a scale per token and head; of K with signs of residuals, if asked for.
+PackedFormat FormatOf(const TurboquantOptions& options);
 inline PackedFormat FormatOf(const FixedCodesOptions& options) { return options.format; }
 
 }  // namespace kvlathe

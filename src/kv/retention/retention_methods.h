@@ -33,6 +33,9 @@ RetentionPlan PlanOf(const TovaOptions& options);
 RetentionPlan PlanOf(const KeyformerOptions& options);
 // Votes of the last queries of the prompt, averaged over neighbours (SnapKV, arXiv 2404.14469).
 RetentionPlan PlanOf(const SnapkvOptions& options);
+// Votes of queries that read the prompt again, the largest of each entry (KVzip, arXiv 2505.23416;
+// docs/methods/kvzip.md).
+RetentionPlan PlanOf(const KvzipOptions& options);
 // Every n positions become one entry (fixed memory pooling; docs/methods/pool.md).
 RetentionPlan PlanOf(const PoolOptions& options);
 // The model decides which positions become one entry (DMC, arXiv 2403.09636; docs/methods/dmc.md).

@@ -128,6 +128,22 @@ bool IsPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n
   return n_tokens > 0 && NextPrunePoint(plan, place, n_tokens - 1) == n_tokens;
 }
 
+bool DropsOfPrompt(const RetentionPlan& plan, const PromptPlace& place) {
+  return KeptAt(plan, place, place.n_prompt).n < place.n_prompt - place.n_sink;
+}
+
+int64_t MostRepeated(const RepeatPlan& plan, int64_t n_prompt) {
+  const int64_t n_context = n_prompt - 1;
+  const int64_t n_end = std::ssize(plan.end_words),
+                n_chunk = std::min<int64_t>(plan.chunk, n_context);
+  int64_t n_words = std::ssize(plan.first_words);
+  if (n_context > plan.chunk) {
+    const int64_t n_carried = std::min<int64_t>(RepeatPlan::kCarried, plan.chunk);
+    n_words = std::max(n_words, std::ssize(plan.later_words) + n_carried);
+  }
+  return n_words + n_end + n_chunk;
+}
+
 int64_t BlocksAfterPrune(const RetentionPlan& plan, int64_t n_before, int64_t n_kept) {
   return BlocksOf(plan.slack > 0 ? n_kept : std::min(n_before, n_kept + plan.interval));
 }
@@ -142,6 +158,10 @@ RetainedLength RetainedAt(const RetentionPlan& plan, const PromptPlace& place, i
     const int64_t held = BlocksAfterPrune(plan, ladder.Before(last), ladder.After(last));
     length.n_blocks = std::max(length.n_blocks, held);
   }
+  // Heads that keep numbers of their own have another block each that is not full, at most.
+  if (plan.joins_heads && last == place.n_prompt && DropsOfPrompt(plan, place)) {
+    length.n_blocks = std::min(length.n_blocks + 1, BlocksOf(ladder.Seen(n_tokens)));
+  }
   // What a prune finds grows from one to the next of equal steps, so the last of each kind has
   // most.
   length.max_blocks = length.n_blocks;
@@ -149,6 +169,10 @@ RetainedLength RetainedAt(const RetentionPlan& plan, const PromptPlace& place, i
   for (const int64_t at :
        {last, LastPrunePoint(plan, place, in_prompt), LastPrunePoint(plan, place, in_prompt - 1)}) {
     if (at > 0) length.max_blocks = std::max(length.max_blocks, BlocksOf(ladder.Before(at)));
+  }
+  if (plan.repeats_prompt() && n_tokens >= place.n_prompt && DropsOfPrompt(plan, place)) {
+    const int64_t n_positions = place.n_prompt - 1 + MostRepeated(plan.repeat, place.n_prompt);
+    length.max_blocks = std::max(length.max_blocks, BlocksOf(ladder.Seen(n_positions)));
   }
   return length;
 }

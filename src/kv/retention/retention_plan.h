@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "format/open_entry.h"
 #include "machine/kept_entries.h"
@@ -32,6 +33,19 @@ struct SweepPlan {
   friend bool operator==(const SweepPlan&, const SweepPlan&) = default;
 };
 
+// How a prompt is read again for votes, before its last token is read (PromptRepeat).
+struct RepeatPlan {
+  int chunk = 2048;  // positions of the prompt at a time, at least 1
+  // Tokens that stand before the first chunk, before each later one, which then begins with the
+  // last kCarried tokens of the chunk before it, and between that and the chunk. Without a
+  // tokenizer there are none.
+  std::vector<int32_t> first_words, later_words, end_words;
+
+  static constexpr int kCarried = 8;
+  // What a cache holds has the same shape whatever the words are.
+  friend bool operator==(const RepeatPlan& a, const RepeatPlan& b) { return a.chunk == b.chunk; }
+};
+
 struct RetentionPlan {
   // The queries whose attention is added up as the votes for entries.
   enum class Votes {
@@ -39,11 +53,15 @@ struct RetentionPlan {
     kAll,
     kLast,        // only the query at the prune point
     kPromptTail,  // the last n_recent queries of the prompt
+    kRepeat,      // those that read the prompt again behind it, the largest of each counts
   };
   Votes votes = Votes::kNone;
   bool is_noisy = false;      // votes are the softmax of noisy scores (Keyformer)
   bool shares_heads = false;  // all KV heads of a layer keep the same entries
-  int pool_kernel = 1;        // votes are averaged over this many neighbouring entries
+  // The heads of all layers have one budget for the prompt, as if each kept as many: where it ends,
+  // those stay that have the most votes of all (SequenceCache::EndReadingAgain).
+  bool joins_heads = false;
+  int pool_kernel = 1;  // votes are averaged over this many neighbouring entries
   // The votes for an entry are divided by how many queries have seen it.
   bool averages_votes = false;
   // While the prompt is read, keys are stored whole and votes are taken from their scores; where
@@ -71,6 +89,8 @@ struct RetentionPlan {
   // last position that will be generated.
   double tau_init = 1, tau_end = 1;
 
+  RepeatPlan repeat;  // used with Votes::kRepeat
+
   // If set, entries are merged and none is dropped, and nothing above is read.
   std::optional<MergePlan> merge;
   // If set, the model decides what is dropped, and of the above `run` and `interval` are read.
@@ -81,6 +101,7 @@ struct RetentionPlan {
   bool ModelDecides() const {
     return sweep.has_value() || (merge.has_value() && merge->every == 0);
   }
+  bool repeats_prompt() const { return votes == Votes::kRepeat; }
 
   friend bool operator==(const RetentionPlan&, const RetentionPlan&) = default;
 };
@@ -99,6 +120,12 @@ int64_t NextPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int6
 bool IsPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
 // The last prune point that is not after n_tokens; 0 if there is none.
 int64_t LastPrunePoint(const RetentionPlan& plan, const PromptPlace& place, int64_t n_tokens);
+
+// Whether something of the prompt is dropped where it ends.
+bool DropsOfPrompt(const RetentionPlan& plan, const PromptPlace& place);
+
+// The most positions that reading a prompt again takes at a time behind all but its last token.
+int64_t MostRepeated(const RepeatPlan& plan, int64_t n_prompt);
 
 // How many blocks a head keeps when a prune leaves n_kept of n_before entries. Room for the entries
 // up to the next prune stays, so that decoding does not give a block back only to take it again.

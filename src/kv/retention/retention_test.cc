@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "kv/cache_layout.h"
 #include "kv/quantizer/quantizer_methods.h"
+#include "kv/retention/prompt_repeat.h"
 #include "kv/retention/retention_methods.h"
 #include "kv/retention/retention_plan.h"
 
@@ -35,6 +36,7 @@ TEST(RetentionPlan, BudgetsAreThoseOfTheSpec) {
   EXPECT_EQ(kept("tova(budget=512)", 600), std::pair(int64_t{508}, int64_t{1}));
   EXPECT_EQ(kept("window(size=100)", 600), std::pair(int64_t{100}, int64_t{100}));
   EXPECT_EQ(kept("snapkv(budget=8,window=32)", 1000), std::pair(int64_t{32}, int64_t{32}));
+  EXPECT_EQ(kept("kvzip(keep=0.1,window=16)", 1000), std::pair(int64_t{96}, int64_t{16}));
 }
 
 // Nothing is sealed before the prompt ends, whoever seals it; behind it entries may outgrow the
@@ -67,6 +69,47 @@ TEST(RetentionPlan, PrunePointsDependOnPositionsAlone) {
   EXPECT_EQ(points("h2o"), (Points{516, 1028, 1300, 1301, 1302, 1303, 1304, 1305, 1306}));
   EXPECT_EQ(points("keyformer(interval=3,prune=prompt)"), (Points{1300, 1303, 1306}));
   EXPECT_EQ(points("snapkv"), (Points{1300}));
+  EXPECT_EQ(points("kvzip"), (Points{1300}));
+}
+
+// The prompt once more, in chunks behind all but its last token.
+TEST(PromptRepeat, ReadsEveryTokenButTheLastBehindWords) {
+  const std::vector<int32_t> prompt = {20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 99};
+  const RepeatPlan plan = {.chunk = 5, .first_words = {1, 2}, .later_words = {3}, .end_words = {4}};
+  const std::vector<std::vector<int32_t>> want = {{1, 2, 4, 20, 21, 22, 23, 24},
+                                                  {3, 20, 21, 22, 23, 24, 4, 25, 26, 27, 28, 29},
+                                                  {3, 22, 23, 24, 25, 26, 27, 28, 29, 4, 30, 31}};
+  for (const int64_t n_most : {1, 3, 100}) {
+    PromptRepeat repeat(&plan, std::ssize(prompt));
+    std::vector<std::vector<int32_t>> chunks(1);
+    int64_t most = 0;
+    while (!repeat.is_done()) {
+      const std::vector<int32_t> tokens = repeat.Next(prompt, n_most);
+      ASSERT_FALSE(tokens.empty());
+      ASSERT_LE(std::ssize(tokens), n_most);
+      chunks.back().insert(chunks.back().end(), tokens.begin(), tokens.end());
+      most = std::max<int64_t>(most, std::ssize(chunks.back()));
+      if (repeat.Advance(prompt, std::ssize(tokens))) chunks.emplace_back();
+    }
+    chunks.pop_back();
+    EXPECT_EQ(chunks, want);
+    EXPECT_LE(most, MostRepeated(plan, std::ssize(prompt)));
+    EXPECT_TRUE(repeat.Next(prompt, 5).empty());
+  }
+}
+
+// What is read again takes room behind the prompt, and none where nothing is dropped.
+TEST(RetentionPlan, PeaksCountWhatIsReadAgain) {
+  const PromptPlace place = {.n_sink = 4, .n_prompt = 1000};
+  const auto most = [&](const char* text, int64_t n_tokens) {
+    RetentionPlan plan = PlanOf(text);
+    plan.repeat.first_words = {1, 2, 3};
+    return RetainedAt(plan, place, n_tokens).max_blocks;
+  };
+  EXPECT_EQ(most("kvzip(keep=0.5,heads=own)", 999), (995 + 63) / 64);
+  EXPECT_EQ(most("kvzip(keep=0.5,heads=own)", 1000), (995 + 999 + 3 + 63) / 64);
+  EXPECT_EQ(most("kvzip(keep=0.5,heads=own,chunk=100)", 1000), (995 + 8 + 100 + 63) / 64);
+  EXPECT_EQ(most("kvzip(keep=1,heads=own)", 1000), (996 + 63) / 64);
 }
 
 // Whether a head with n_entries is cut behind the prompt, where budgets have slack.

@@ -17,7 +17,7 @@ int64_t EntrySpan(const CacheLayout& layout) {
 
 // What a head holds that will not change or be dropped any more.
 int64_t EntriesOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
-  if (layout.HasRunsOfHeads()) {
+  if (layout.HasRunsOfHeads() && layout.MergesEntries()) {
     return std::max<int64_t>(0, n_tokens - layout.n_sink - 1);  // the next may join the newest
   }
   if (layout.MergesEntries()) {

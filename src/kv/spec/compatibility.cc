@@ -73,6 +73,12 @@ Status CheckClasses(const Spec& spec) {
                  "{} drops or merges later ones too; take snapkv, or leave classes out",
                  spec.text(), spec.NameOf(Axis::kRetention));
   }
+  if (spec.retention_facts().counts_by_head) {
+    return Error(kRefused,
+                 "--kv '{}': classes=3 seals as many blocks of every head, and with heads=joint {} "
+                 "keeps other numbers of entries in each; take heads=own, or leave classes out",
+                 spec.text(), spec.NameOf(Axis::kRetention));
+  }
   if (spec.retention() != nullptr && TurnWhenRead(spec.keys())) {
     return Error(
         kRefused,
@@ -179,7 +185,9 @@ Status CheckResident(const Spec& spec) {
     cause = "kvquant learns its codebooks for one choice of ranks; take another quantizer";
   }
   if (spec.quantizer() != nullptr && MixesChannels(*spec.quantizer())) {
-    cause = "hadamard=on mixes the dimensions of one choice of ranks";
+    cause = spec.quantizer_as<TurboquantOptions>() == nullptr
+                ? "hadamard=on mixes the dimensions of one choice of ranks"
+                : "turboquant mixes the dimensions of one choice of ranks";
   }
   if (cause == nullptr) return OkStatus();
   return Error(kRefused, "--kv '{}': resident=full: {}", spec.text(), cause);
@@ -258,7 +266,35 @@ Status CheckKvquant(const Spec& spec) {
                spec.text(), spec.NameOf(Axis::kRetention));
 }
 
+// What codes lose is known under the balance of their tile, and repairs add to whole rows.
+Status CheckKvarn(const Spec& spec) {
+  std::string_view repairs;
+  if (spec.lowrank() != nullptr) repairs = "lowrank";
+  if (spec.sparse() != nullptr) repairs = repairs.empty() ? "sparse" : "lowrank and sparse";
+  if (repairs.empty()) return OkStatus();
+  return Error(kRefused,
+               "--kv '{}': kvarn balances rows before they become codes, and repairing what those "
+               "lose is not built; leave out {}, or take kivi in place of kvarn",
+               spec.text(), repairs);
+}
+
 // A part of the prompt has factors where the prompt is more than one run.
+Status CheckTurboquant(const Spec& spec) {
+  if (spec.lowrank() != nullptr || spec.sparse() != nullptr) {
+    return Error(kRefused,
+                 "--kv '{}': a random rotation leaves what codes lose no large entries and no few "
+                 "directions that {} could hold; leave it out, or take kivi or token",
+                 spec.text(), spec.NameOf(Axis::kResidual));
+  }
+  if (spec.quantizer_as<TurboquantOptions>()->keys_have_signs && spec.basis() != nullptr) {
+    return Error(kRefused,
+                 "--kv '{}': keys=product estimates products with whole keys, and {} stores them "
+                 "otherwise; leave out one of the two",
+                 spec.text(), spec.NameOf(Axis::kBasis));
+  }
+  return OkStatus();
+}
+
 Status CheckLowrank(const Spec& spec) {
   if (spec.lowrank()->repaired_share == 1) return OkStatus();
   std::string_view cause;

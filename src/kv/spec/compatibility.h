@@ -17,7 +17,9 @@ Status CheckLathe(const Spec& spec);
 Status CheckVoting(const Spec& spec);
 // Checks of methods of the quantizer axis.
 Status CheckKcvt(const Spec& spec);
+Status CheckKvarn(const Spec& spec);
 Status CheckKvquant(const Spec& spec);
+Status CheckTurboquant(const Spec& spec);
 // Checks of methods of the residual axis.
 Status CheckLowrank(const Spec& spec);
 Status CheckSparse(const Spec& spec);

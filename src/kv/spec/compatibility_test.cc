@@ -10,8 +10,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// Every quantizer, with and without what repairs it, seals entries that merge, or is refused with
-// what to take in its place.
+// Every quantizer, with and without what repairs it (kvarn goes without), seals entries that merge,
+// or is refused with what to take in its place.
 TEST(CheckSupported, WhatMergesIsQuantizedOrRefusedWithAnAlternative) {
   int n_quantizers = 0;
   for (const StageInfo& stage : AllStages()) {
@@ -32,6 +32,8 @@ TEST(CheckSupported, WhatMergesIsQuantizedOrRefusedWithAnAlternative) {
         } else if (stage.name == "kvquant" && spec->basis() == nullptr) {
           EXPECT_THAT(MessageOf(status), HasSubstr("add a basis or take another quantizer"))
               << text;
+        } else if (stage.name == "kvarn" && !std::string_view(residual).empty()) {
+          EXPECT_THAT(MessageOf(status), HasSubstr("or take kivi in place of kvarn")) << text;
         } else {
           EXPECT_TRUE(status.ok()) << text << ": " << status;
         }
@@ -67,6 +69,8 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
   for (const char* text :
        {"fdc+dmc", "window+kivi", "window+kvquant", "pool+int8", "fdc+pool+kvquant",
         "lathe(ratio=4)+window", "lathe(ratio=4)+h2o+lowrank", "lathe(ratio=4)+dmc",
+        "dmc+gear(bits=2)", "fdc+dmc+q4_0", "fdc+h2o+turboquant", "dmc+turboquant(keys=product)",
+
         "dmc+gear(bits=2)", "fdc+dmc+q4_0", "lathe(ratio=4)+dms", "dms+gear(bits=2)",
         "zack+dms+mxfp4"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
@@ -74,6 +78,13 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
   EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("dmc+gear(bits=4)")).message()),
               ::testing::AllOf(HasSubstr("kcvt gives a token of V one scale in all heads"),
                                HasSubstr("take kivi(bits=4,group=64)+lowrank+sparse, or")));
+  for (const char* text : {"turboquant+lowrank", "turboquant+sparse"}) {
+    EXPECT_THAT(std::string(CheckSupported(*Spec::Parse(text)).message()),
+                HasSubstr("a random rotation leaves"))
+        << text;
+  }
+  EXPECT_THAT(std::string(CheckSupported(*Spec::Parse("fdc+turboquant(keys=product)")).message()),
+              HasSubstr("keys=product estimates products with whole keys, and fdc"));
   EXPECT_TRUE(CheckSupported(*Spec::Parse("kvq-f")).ok());
   EXPECT_TRUE(CheckSupported(*Spec::Parse("fdc+h2o+kvquant")).ok());
   EXPECT_EQ(CheckSupported(*Spec::Parse("h2o+kvquant")).code(), StatusCode::kInvalidArgument);
@@ -86,7 +97,7 @@ TEST(CheckSupported, TakesWhatRunsTogetherAndNamesWhatDoesNot) {
         "palu(group=2)+window", "palu(group=2)+window+gear", "palu(group=2)+tova+kivi"}) {
     EXPECT_TRUE(CheckSupported(*Spec::Parse(text)).ok()) << text;
   }
-  for (const char* stage : {"h2o", "snapkv", "keyformer", "tova(heads=own)"}) {
+  for (const char* stage : {"h2o", "snapkv", "kvzip", "keyformer", "tova(heads=own)"}) {
     const std::string text = fmt::format("palu(group=2)+{}", stage);
     EXPECT_THAT(std::string(CheckSupported(*Spec::Parse(text)).message()),
                 HasSubstr("chooses entries of each head"))

@@ -20,6 +20,11 @@ RetentionFacts OwnFactsOf(const SnapkvOptions& /*snapkv*/) {
   facts.acts_on_later = false;
   return facts;
 }
+RetentionFacts OwnFactsOf(const KvzipOptions& kvzip) {
+  RetentionFacts facts = OwnFactsOf(SnapkvOptions());
+  facts.counts_by_head = kvzip.joins_heads;
+  return facts;
+}
 // Whole blocks go once all of their entries have left the window; the others stay where they are.
 RetentionFacts OwnFactsOf(const WindowOptions& window) {
   return {.acts_on_later = true, .window = window.size};
@@ -86,6 +91,15 @@ bool MixesChannels(const QuantizerStage& quantizer) {
       [](const auto& options) {
         if constexpr (requires { options.mixes_channels; }) return options.mixes_channels;
         return false;
+      },
+      quantizer);
+}
+
+MixingRule MixingRuleOf(const QuantizerStage& quantizer) {
+  return std::visit(
+      [](const auto& options) {
+        if constexpr (requires { options.mixing_rule; }) return options.mixing_rule;
+        return MixingRule::kWhole;
       },
       quantizer);
 }

@@ -72,6 +72,14 @@ struct EigenOptions {
   RankOptions ranks;
   friend bool operator==(const EigenOptions&, const EigenOptions&) = default;
 };
+// All channels stay, so there are no ranks to choose.
+struct SpectralOptions {
+  enum class Centre { kAuto, kOn, kOff };
+  RankOptions ranks;
+  bool shares_heads = true;       // the KV heads of a layer have one rotation
+  Centre centre = Centre::kAuto;  // which models' rows lose their means
+  friend bool operator==(const SpectralOptions&, const SpectralOptions&) = default;
+};
 struct SvdOnlineOptions {
   double rate = 0;
   friend bool operator==(const SvdOnlineOptions&, const SvdOnlineOptions&) = default;
@@ -100,7 +108,7 @@ struct LatheOptions {
   RunOptions runs;  // used where bits are split
   friend bool operator==(const LatheOptions&, const LatheOptions&) = default;
 };
-using BasisStage = std::variant<ZackOptions, FdcOptions, PaluOptions, EigenOptions,
+using BasisStage = std::variant<ZackOptions, FdcOptions, PaluOptions, EigenOptions, SpectralOptions,
                                 SvdOnlineOptions, LatheOptions>;
 
 // Null where ranks are not chosen beforehand (svd-online).
@@ -137,6 +145,13 @@ struct SnapkvOptions {
   int kernel = 5;
   friend bool operator==(const SnapkvOptions&, const SnapkvOptions&) = default;
 };
+struct KvzipOptions {
+  BudgetOptions budget;
+  int window = 32;          // newest positions of the prompt, which stay
+  int chunk = 2048;         // positions of the prompt that are read again at a time
+  bool joins_heads = true;  // all heads have one budget
+  friend bool operator==(const KvzipOptions&, const KvzipOptions&) = default;
+};
 struct WindowOptions {
   int size = 0;  // 0 where a profile is to answer
   int n_sink = 0;
@@ -158,7 +173,7 @@ struct DmsOptions {
   friend bool operator==(const DmsOptions&, const DmsOptions&) = default;
 };
 using RetentionStage =
-    std::variant<H2oOptions, MasOptions, TovaOptions, KeyformerOptions, SnapkvOptions,
+    std::variant<H2oOptions, MasOptions, TovaOptions, KeyformerOptions, SnapkvOptions, KvzipOptions,
                  WindowOptions, PoolOptions, DmcOptions, DmsOptions>;
 
 // Null where no positions are chosen by votes.
@@ -182,6 +197,7 @@ struct TokenOptions {
   int bits = 4;
   int group = 64;
   bool mixes_channels = false;  // whether a Hadamard matrix mixes channels before they are coded
+  double key_clip = 1, value_clip = 1;  // PackedSide::clip
   RunOptions runs;
   friend bool operator==(const TokenOptions&, const TokenOptions&) = default;
 };
@@ -196,6 +212,14 @@ struct KiviOptions {
   RunOptions runs;
   friend bool operator==(const KiviOptions&, const KiviOptions&) = default;
 };
+struct KvarnOptions {
+  int key_bits = 4;
+  int value_bits = 2;
+  int group = 128;              // positions that are balanced together
+  bool mixes_channels = false;  // as with TokenOptions
+  RunOptions runs;
+  friend bool operator==(const KvarnOptions&, const KvarnOptions&) = default;
+};
 struct KvquantOptions {
   int bits = 4;
   double outliers = 0;           // the share of entries that are kept exactly
@@ -203,18 +227,36 @@ struct KvquantOptions {
   RunOptions runs;
   friend bool operator==(const KvquantOptions&, const KvquantOptions&) = default;
 };
+// How channels are mixed by a Hadamard matrix where a quantizer mixes them (MixesChannels).
+enum class MixingRule : uint8_t {
+  kWhole,   // all of a head
+  kGgml,    // as llama.cpp does
+  kSigned,  // all of a head, some of which change their signs first
+};
+
+struct TurboquantOptions {
+  static constexpr bool mixes_channels = true;
+  static constexpr MixingRule mixing_rule = MixingRule::kSigned;
+  int key_bits = 4, value_bits = 4;
+  bool keys_have_signs = false;  // of the residuals; they count among key_bits
+  bool corrects_norms = true;
+  RunOptions runs;
+  friend bool operator==(const TurboquantOptions&, const TurboquantOptions&) = default;
+};
 // The options of int8, q8_0 and all other methods whose codes leave nothing to choose.
 struct FixedCodesOptions {
   PackedFormat format;
   bool mixes_channels = false;
+  MixingRule mixing_rule = MixingRule::kWhole;
   RunOptions runs;
   friend bool operator==(const FixedCodesOptions&, const FixedCodesOptions&) = default;
 };
-using QuantizerStage =
-    std::variant<TokenOptions, KcvtOptions, KiviOptions, KvquantOptions, FixedCodesOptions>;
+using QuantizerStage = std::variant<TokenOptions, KcvtOptions, KiviOptions, KvquantOptions,
+                                    FixedCodesOptions, TurboquantOptions, KvarnOptions>;
 
 const RunOptions& RunsOf(const QuantizerStage& quantizer);
 bool MixesChannels(const QuantizerStage& quantizer);
+MixingRule MixingRuleOf(const QuantizerStage& quantizer);
 
 // --- Residual ---
 

@@ -39,6 +39,10 @@ BudgetOptions ReadBudget(const KeyValues& values) {
 
 bool ReadHadamard(const KeyValues& values) { return values.Is("hadamard", "on"); }
 
+double ReadClip(const KeyValues& values, std::string_view key) {
+  return values.Has(key) ? values.Number(key) : 1;
+}
+
 }  // namespace
 
 const SpecValue* KeyValues::Find(std::string_view key) const {
@@ -78,6 +82,13 @@ StageOptions ReadPalu(const KeyValues& values) {
 
 StageOptions ReadEigen(const KeyValues& values) {
   return BasisStage(EigenOptions{.ranks = ReadRanks(values)});
+}
+
+StageOptions ReadSpectral(const KeyValues& values) {
+  SpectralOptions spectral{.shares_heads = values.Is("heads", "shared")};
+  if (values.Is("centre", "on")) spectral.centre = SpectralOptions::Centre::kOn;
+  if (values.Is("centre", "off")) spectral.centre = SpectralOptions::Centre::kOff;
+  return BasisStage(spectral);
 }
 
 StageOptions ReadSvdOnline(const KeyValues& values) {
@@ -135,6 +146,13 @@ StageOptions ReadSnapkv(const KeyValues& values) {
                                       .kernel = values.Integer("kernel")});
 }
 
+StageOptions ReadKvzip(const KeyValues& values) {
+  return RetentionStage(KvzipOptions{.budget = ReadBudget(values),
+                                     .window = values.Integer("window"),
+                                     .chunk = values.Integer("chunk"),
+                                     .joins_heads = values.Is("heads", "joint")});
+}
+
 StageOptions ReadWindow(const KeyValues& values) {
   return RetentionStage(
       WindowOptions{.size = values.Integer("size"), .n_sink = values.Integer("sink")});
@@ -160,6 +178,8 @@ StageOptions ReadToken(const KeyValues& values) {
   return QuantizerStage(TokenOptions{.bits = values.Integer("bits"),
                                      .group = values.Integer("group"),
                                      .mixes_channels = ReadHadamard(values),
+                                     .key_clip = ReadClip(values, "key_clip"),
+                                     .value_clip = ReadClip(values, "value_clip"),
                                      .runs = ReadRuns(values)});
 }
 
@@ -172,6 +192,14 @@ StageOptions ReadKivi(const KeyValues& values) {
       .bits = values.Integer("bits"), .group = values.Integer("group"), .runs = ReadRuns(values)});
 }
 
+StageOptions ReadKvarn(const KeyValues& values) {
+  return QuantizerStage(KvarnOptions{.key_bits = values.Integer("key_bits"),
+                                     .value_bits = values.Integer("value_bits"),
+                                     .group = values.Integer("group"),
+                                     .mixes_channels = ReadHadamard(values),
+                                     .runs = ReadRuns(values)});
+}
+
 StageOptions ReadKvquant(const KeyValues& values) {
   const int bits = values.Integer("bits");
   return QuantizerStage(KvquantOptions{
@@ -181,9 +209,21 @@ StageOptions ReadKvquant(const KeyValues& values) {
       .runs = ReadRuns(values)});
 }
 
-StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format) {
-  return QuantizerStage(FixedCodesOptions{
-      .format = format, .mixes_channels = ReadHadamard(values), .runs = ReadRuns(values)});
+StageOptions ReadTurboquant(const KeyValues& values) {
+  const int bits = values.Integer("bits");
+  return QuantizerStage(TurboquantOptions{
+      .key_bits = bits,
+      .value_bits = values.Is("value_bits", "same") ? bits : values.Integer("value_bits"),
+      .keys_have_signs = values.Is("keys", "product"),
+      .corrects_norms = values.Is("norms", "corrected"),
+      .runs = ReadRuns(values)});
+}
+
+StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format, MixingRule rule) {
+  return QuantizerStage(FixedCodesOptions{.format = format,
+                                          .mixes_channels = ReadHadamard(values),
+                                          .mixing_rule = rule,
+                                          .runs = ReadRuns(values)});
 }
 
 StageOptions ReadLowrank(const KeyValues& values) {

@@ -10,6 +10,7 @@ StageOptions ReadZack(const KeyValues& values);
 StageOptions ReadFdc(const KeyValues& values);
 StageOptions ReadPalu(const KeyValues& values);
 StageOptions ReadEigen(const KeyValues& values);
+StageOptions ReadSpectral(const KeyValues& values);
 StageOptions ReadSvdOnline(const KeyValues& values);
 StageOptions ReadLathe(const KeyValues& values);
 StageOptions ReadH2o(const KeyValues& values);
@@ -17,6 +18,7 @@ StageOptions ReadMas(const KeyValues& values);
 StageOptions ReadTova(const KeyValues& values);
 StageOptions ReadKeyformer(const KeyValues& values);
 StageOptions ReadSnapkv(const KeyValues& values);
+StageOptions ReadKvzip(const KeyValues& values);
 StageOptions ReadWindow(const KeyValues& values);
 StageOptions ReadPool(const KeyValues& values);
 StageOptions ReadDmc(const KeyValues& values);
@@ -24,12 +26,14 @@ StageOptions ReadDms(const KeyValues& values);
 StageOptions ReadToken(const KeyValues& values);
 StageOptions ReadKcvt(const KeyValues& values);
 StageOptions ReadKivi(const KeyValues& values);
+StageOptions ReadKvarn(const KeyValues& values);
 StageOptions ReadKvquant(const KeyValues& values);
-StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format);
+StageOptions ReadTurboquant(const KeyValues& values);
+StageOptions ReadFixedCodes(const KeyValues& values, const PackedFormat& format, MixingRule rule);
 // The `read` of a quantizer whose codes leave nothing to choose.
-template <PackedFormat (*kFormat)()>
+template <PackedFormat (*kFormat)(), MixingRule kRule = MixingRule::kWhole>
 StageOptions ReadFixed(const KeyValues& values) {
-  return ReadFixedCodes(values, kFormat());
+  return ReadFixedCodes(values, kFormat(), kRule);
 }
 StageOptions ReadLowrank(const KeyValues& values);
 StageOptions ReadSparse(const KeyValues& values);

@@ -28,6 +28,9 @@ Keys KeysOf(const PaluOptions& options, KeyRows /*rows*/, int /*heads_per_map*/)
 Keys KeysOf(const EigenOptions& /*options*/, KeyRows /*rows*/, int /*heads_per_map*/) {
   return LatentKeys{};
 }
+Keys KeysOf(const SpectralOptions& /*options*/, KeyRows /*rows*/, int /*heads_per_map*/) {
+  return MappedKeys{};
+}
 Keys KeysOf(const LatheOptions& options, KeyRows rows, int heads_per_map) {
   if (rows == KeyRows::kBeforeRope) return LatentKeys{.heads_per_map = heads_per_map};
   return MappedKeys{.heads_per_map = heads_per_map,

@@ -109,6 +109,29 @@ inline constexpr KeyInfo kDecodeRank = {
     .max = kMaxPackedLowrank,
     .multiple_of = 1};
 
+inline constexpr KeyInfo kKeyClip = {
+    .name = "key_clip",
+    .doc = "share of the magnitudes of a key that codes reach; larger ones are clipped to it",
+    .min = 0,
+    .max = 1,
+    .excludes_min = true};
+inline constexpr KeyInfo kValueClip = {
+    .name = "value_clip", .doc = "the same of a value", .min = 0, .max = 1, .excludes_min = true};
+inline constexpr KeyInfo kGroup = {.name = "group",
+                                   .doc = "channels of a token that share a scale",
+                                   .default_text = "64",
+                                   .choices = "16|32|64|128"};
+inline constexpr KeyInfo kSpectralHeads = {
+    .name = "heads",
+    .doc = "all KV heads of a layer have one rotation, or each its own",
+    .default_text = "shared",
+    .choices = "shared|own"};
+inline constexpr KeyInfo kSpectralCentre = {
+    .name = "centre",
+    .doc = "subtract the means of keys and values; takes no bytes; auto: where they have biases",
+    .default_text = "auto",
+    .choices = "auto|on|off"};
+
 // The same key with another default, range or text.
 constexpr KeyInfo WithDefault(KeyInfo key, std::string_view default_text) {
   key.default_text = default_text;
@@ -168,6 +191,8 @@ inline constexpr std::string_view kZackPaper = "ZACK: dimensionality compression
 inline constexpr std::string_view kFdcPaper = "FDC: fast KV dimensionality compression";
 inline constexpr std::string_view kGearPaper =
     "GEAR: An Efficient KV Cache Compression Recipe for Near-Lossless Generative Inference of LLM";
+inline constexpr std::string_view kOscarPaper =
+    "OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Quantization";
 inline constexpr std::string_view kDmcPaper =
     "Dynamic Memory Compression: Retrofitting LLMs for Accelerated Inference";
 

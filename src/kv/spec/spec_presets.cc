@@ -54,6 +54,18 @@ constexpr const KeyInfo* kKvqPKeys[] = {
     &kRate,      &kAccuracy,     &kRotatedBits,  &kPassedPaluRanks, &kPassedPaluRound,
     &kPassedRun, &kPassedBuffer, &kPassedNewest, &kPassedSink};
 
+constexpr KeyInfo kOscarBits = Bits("2|3|4|8", "2");
+constexpr KeyInfo kPassedHeads = PassedOn(kSpectralHeads);
+constexpr KeyInfo kPassedCentre = PassedOn(kSpectralCentre);
+constexpr KeyInfo kOscarGroup = WithDefault(kGroup, "128");
+constexpr KeyInfo kOscarKeyClip = WithDefault(kKeyClip, "0.96");
+constexpr KeyInfo kOscarValueClip = WithDefault(kValueClip, "0.92");
+constexpr KeyInfo kOscarNewest = WithDefault(kNewest, "256");
+constexpr KeyInfo kOscarSink = WithDefault(kSink, "64");
+constexpr const KeyInfo* kOscarKeys[] = {
+    &kOscarBits,      &kPassedHeads, &kPassedCentre, &kOscarGroup,  &kOscarKeyClip,
+    &kOscarValueClip, &kPassedRun,   &kPassedBuffer, &kOscarNewest, &kOscarSink};
+
 std::vector<ExpandedStage> GearBackbone(const PresetKeys& keys) {
   if (keys.Number("bits") == 2) return {{"kivi", {{"group", 64}}}};
   return {{"kcvt", {}}};
@@ -99,6 +111,10 @@ std::vector<ExpandedStage> ExpandKvquantZ(const PresetKeys&) {
 std::vector<ExpandedStage> ExpandKvqF(const PresetKeys&) { return {{"fdc", {}}, {"kvquant", {}}}; }
 
 std::vector<ExpandedStage> ExpandKvqP(const PresetKeys&) { return {{"palu", {}}, {"kvquant", {}}}; }
+
+std::vector<ExpandedStage> ExpandOscar(const PresetKeys&) {
+  return {{"spectral", {}}, {"token", {}}};
+}
 
 constexpr TunedForm kGearForms[] = {{"gear", 11}};
 
@@ -168,6 +184,12 @@ constexpr StageInfo kPresets[] = {
      .keys = kKvqPKeys,
      .expand = ExpandKvqP,
      .ladders = kRateLadder},
+    {.name = "oscar",
+     .axis = kPreset,
+     .doc = "spectral and clipped token codes, with sinks and newest positions in 16 bits",
+     .paper = kOscarPaper,
+     .keys = kOscarKeys,
+     .expand = ExpandOscar},
 };
 
 }  // namespace

@@ -217,16 +217,20 @@ void SpecResolver::FillIn() {
 Status SpecResolver::CheckGroups() const {
   for (const Stage& stage : resolved_) {
     const auto* quantizer = std::get_if<QuantizerStage>(&stage.options);
-    const auto* kivi = quantizer != nullptr ? std::get_if<KiviOptions>(quantizer) : nullptr;
-    if (kivi == nullptr) continue;
+    if (quantizer == nullptr) continue;
+    const auto* kivi = std::get_if<KiviOptions>(quantizer);
+    const auto* kvarn = std::get_if<KvarnOptions>(quantizer);
+    if (kivi == nullptr && kvarn == nullptr) continue;
+    const int group = kivi != nullptr ? kivi->group : kvarn->group;
+    const RunOptions& runs = RunsOf(*quantizer);
     const auto given = std::ranges::find(given_, stage.info, &GivenStage::info);
-    const std::pair<std::string_view, int> lengths[] = {{"run", kivi->runs.prompt_run},
-                                                        {"buffer", kivi->runs.buffer}};
+    const std::pair<std::string_view, int> lengths[] = {{"run", runs.prompt_run},
+                                                        {"buffer", runs.buffer}};
     for (const auto& [key, length] : lengths) {
-      if (length % kivi->group == 0) continue;
+      if (length % group == 0) continue;
       const GivenKey* where = given->Find("group") ? given->Find("group") : given->Find(key);
       return ErrorAt(where != nullptr ? where->offset : given->offset,
-                     "group={} does not divide {}={}", kivi->group, key, length);
+                     "group={} does not divide {}={}", group, key, length);
     }
   }
   return OkStatus();

@@ -7,6 +7,7 @@
 #include "analysis/bases/lathe.h"
 #include "analysis/bases/palu.h"
 #include "analysis/bases/zack.h"
+#include "analysis/rotations/spectral.h"
 #include "format/table_codes/mxfp4.h"
 #include "kv/spec/compatibility.h"
 #include "kv/spec/fixed_formats.h"
@@ -134,6 +135,8 @@ constexpr const KeyInfo* kPaluKeys[] = {&kRate,      &kRatio,     &kAccuracy, &k
 
 constexpr const KeyInfo* kEigenKeys[] = {&kRate, &kRatio, &kAccuracy, &kRanks, &kRound, &kSink};
 
+constexpr const KeyInfo* kSpectralKeys[] = {&kSpectralHeads, &kSpectralCentre, &kSink};
+
 constexpr KeyInfo kOnlineRate =
     WithDoc(kRate, "share of the dimensions of every head removed, at most");
 constexpr const KeyInfo* kOnlineKeys[] = {&kOnlineRate, &kSink};
@@ -196,6 +199,27 @@ constexpr KeyInfo kKernel = {.name = "kernel",
 constexpr const KeyInfo* kSnapkvKeys[] = {&kSnapkvBudget, &kKeep,  &kAccuracy, &kSnapkvWindow,
                                           &kKernel,       &kScore, &kSink};
 
+constexpr KeyInfo kKvzipKeep = WithDefault(kKeep, "0.5");
+constexpr KeyInfo kKvzipWindow = {.name = "window",
+                                  .doc = "last prompt positions, which stay",
+                                  .default_text = "32",
+                                  .min = 1,
+                                  .max = 4096,
+                                  .multiple_of = 1};
+constexpr KeyInfo kChunk = {.name = "chunk",
+                            .doc = "prompt positions that are read again at a time",
+                            .default_text = "2048",
+                            .min = 16,
+                            .max = 1 << 16,
+                            .multiple_of = 1};
+constexpr KeyInfo kKvzipHeads = {
+    .name = "heads",
+    .doc = "the heads of all layers compete for one budget, or each keeps as many",
+    .default_text = "joint",
+    .choices = "joint|own"};
+constexpr const KeyInfo* kKvzipKeys[] = {&kKvzipKeep,  &kBudget, &kAccuracy, &kKvzipWindow,
+                                         &kKvzipHeads, &kChunk,  &kScore,    &kSink};
+
 constexpr KeyInfo kSize = {.name = "size",
                            .doc = "newest positions kept beside the sinks",
                            .default_text = "1024",
@@ -250,18 +274,14 @@ constexpr const KeyInfo* kDmsKeys[] = {&kDmsWindow, &kDmsOffset, &kDmsRun, &kDms
 
 // --- quantizer ---
 
-constexpr KeyInfo kGroup = {.name = "group",
-                            .doc = "channels of a token that share a scale",
-                            .default_text = "64",
-                            .choices = "16|32|64|128"};
 constexpr KeyInfo kBits4 = Bits("2|3|4|8", "4");
 constexpr KeyInfo kBits2 = Bits("2|3|4|8", "2");
 constexpr KeyInfo kHadamard = {.name = "hadamard",
                                .doc = "mix channels by a Hadamard matrix first: outliers spread",
                                .default_text = "off",
                                .choices = "on|off"};
-constexpr const KeyInfo* kTokenKeys[] = {&kBits4, &kAccuracy, &kGroup,  &kHadamard,
-                                         &kRun,   &kBuffer,   &kNewest, &kSink};
+constexpr const KeyInfo* kTokenKeys[] = {&kBits4,     &kAccuracy, &kGroup,  &kHadamard, &kKeyClip,
+                                         &kValueClip, &kRun,      &kBuffer, &kNewest,   &kSink};
 constexpr const KeyInfo* kKcvtKeys[] = {&kBits4, &kAccuracy, &kRun, &kBuffer, &kNewest, &kSink};
 
 constexpr KeyInfo kKiviGroup =
@@ -271,6 +291,21 @@ constexpr KeyInfo kKiviBuffer =
     WithDoc(kBuffer, "newest positions held in 16 bits while decoding (the paper's R: 128)");
 constexpr const KeyInfo* kKiviKeys[] = {&kBits2,      &kAccuracy, &kKiviGroup, &kRun,
                                         &kKiviBuffer, &kNewest,   &kSink};
+
+constexpr KeyInfo kKvarnKeyBits = {
+    .name = "key_bits", .doc = "bits of a code of K", .default_text = "4", .choices = "2|3|4|5|8"};
+constexpr KeyInfo kKvarnValueBits = {.name = "value_bits",
+                                     .doc = "bits of a code of V",
+                                     .default_text = "2",
+                                     .choices = "2|3|4|5|8"};
+constexpr KeyInfo kKvarnGroup =
+    WithDoc(WithChoices(kGroup, "64|128", "128"),
+            "positions that are balanced together; must divide run and buffer");
+constexpr KeyInfo kKvarnHadamard = WithDefault(kHadamard, "on");
+constexpr KeyInfo kKvarnBuffer = WithDefault(kBuffer, "128");
+constexpr const KeyInfo* kKvarnKeys[] = {
+    &kKvarnKeyBits, &kKvarnValueBits, &kKvarnGroup, &kKvarnHadamard,
+    &kRun,          &kKvarnBuffer,    &kNewest,     &kSink};
 
 constexpr KeyInfo kOutliers = {.name = "outliers",
                                .doc = "share of the entries kept exactly",
@@ -283,6 +318,26 @@ constexpr KeyInfo kQnorm = {.name = "qnorm",
                             .choices = "auto|on|off"};
 constexpr const KeyInfo* kKvquantKeys[] = {&kKvquantBits, &kAccuracy, &kOutliers, &kQnorm,
                                            &kRun,         &kBuffer,   &kNewest,   &kSink};
+constexpr KeyInfo kSphereBits =
+    WithDoc(Bits("2|3|4", "4"), "bits of a code, of keys and of values");
+constexpr KeyInfo kValueBits = {.name = "value_bits",
+                                .doc = "bits of a code of values, where they differ from keys'",
+                                .default_text = "same",
+                                .choices = "same|2|3|4"};
+constexpr KeyInfo kEstimator = {
+    .name = "keys",
+    .doc =
+        "what codes of keys keep: least squared errors, or products without bias, for which a "
+        "bit is the sign of a residual",
+    .default_text = "mse",
+    .choices = "mse|product"};
+constexpr KeyInfo kNorms = {
+    .name = "norms",
+    .doc = "what codes without signs stand for: rows of the length that they had, or as they are",
+    .default_text = "corrected",
+    .choices = "corrected|plain"};
+constexpr const KeyInfo* kTurboquantKeys[] = {&kSphereBits, &kValueBits, &kEstimator, &kNorms,
+                                              &kRun,        &kBuffer,    &kNewest,    &kSink};
 constexpr const KeyInfo* kInt8Keys[] = {&kHadamard, &kRun, &kBuffer, &kNewest, &kSink};
 
 // --- residual ---
@@ -344,6 +399,14 @@ constexpr StageInfo kStages[] = {
      .check = CheckBasis,
      .analysis = &kEigenMethod,
      .ladders = kRateLadder},
+    {.name = "spectral",
+     .axis = kBasis,
+     .doc = "rotations by what queries and attention's outputs hold, all channels alike: for codes",
+     .paper = kOscarPaper,
+     .keys = kSpectralKeys,
+     .read = ReadSpectral,
+     .check = CheckBasis,
+     .analysis = &kSpectralMethod},
     {.name = "svd-online",
      .axis = kBasis,
      .doc = "an SVD of each prompt where it ends: the papers' strawman",
@@ -409,6 +472,14 @@ constexpr StageInfo kStages[] = {
      .read = ReadSnapkv,
      .check = CheckVoting,
      .ladders = kKeepLadder},
+    {.name = "kvzip",
+     .axis = kRetention,
+     .doc = "the prompt positions that are attended to while the prompt is read again",
+     .paper = "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction",
+     .keys = kKvzipKeys,
+     .read = ReadKvzip,
+     .check = CheckVoting,
+     .ladders = kKeepLadder},
     {.name = "window",
      .axis = kRetention,
      .doc = "sinks and the newest positions",
@@ -461,6 +532,14 @@ constexpr StageInfo kStages[] = {
      .read = ReadKivi,
      .ladders = kBitsLadder,
      .tuned = kKiviForms},
+    {.name = "kvarn",
+     .axis = kQuantizer,
+     .doc = "K per channel and V per token in tiles whose positions and channels are balanced",
+     .paper = "KVarN: Variance-Normalized KV-Cache Quantization Mitigates Error Accumulation in "
+              "Reasoning Tasks",
+     .keys = kKvarnKeys,
+     .read = ReadKvarn,
+     .check = CheckKvarn},
     {.name = "kvquant",
      .axis = kQuantizer,
      .doc = "non-uniform codes per layer, outliers apart",
@@ -470,6 +549,13 @@ constexpr StageInfo kStages[] = {
      .check = CheckKvquant,
      .ladders = kBitsLadder,
      .tuned = kKvquantForms},
+    {.name = "turboquant",
+     .axis = kQuantizer,
+     .doc = "levels of a normal number in a random rotation, a scale per token and KV head",
+     .paper = "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate",
+     .keys = kTurboquantKeys,
+     .read = ReadTurboquant,
+     .check = CheckTurboquant},
     {.name = "int8",
      .axis = kQuantizer,
      .doc = "8 bits, one scale per token and KV head",
@@ -482,13 +568,13 @@ constexpr StageInfo kStages[] = {
      .doc = "8 bits, one scale for 32 channels of a token",
      .paper = "llama.cpp",
      .keys = kInt8Keys,
-     .read = ReadFixed<Q8Format>},
+     .read = ReadFixed<Q8Format, MixingRule::kGgml>},
     {.name = "q4_0",
      .axis = kQuantizer,
      .doc = "4 bits, one scale for 32 channels of a token",
      .paper = "llama.cpp",
      .keys = kInt8Keys,
-     .read = ReadFixed<Q4Format>},
+     .read = ReadFixed<Q4Format, MixingRule::kGgml>},
     {.name = "mxfp4",
      .axis = kQuantizer,
      .doc = "4-bit floats (E2M1) under one power of two for 32 channels of a token",

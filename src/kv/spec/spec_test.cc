@@ -32,6 +32,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"fdc", "fdc(rate=0.5,ranks=adaptive,round=16,whiten=on,sink=4)"},
       {"palu", "palu(rate=0.5,ranks=adaptive,round=32,group=1,whiten=on,sink=4)"},
       {"eigen", "eigen(rate=0.5,ranks=adaptive,round=16,sink=4)"},
+      {"spectral", "spectral(heads=shared,centre=auto,sink=4)"},
       {"svd-online", "svd-online(rate=0.5,sink=4)"},
       {"lathe",
        "lathe(rate=0.5,ranks=adaptive,round=16,centre=on,keys=after,heads=auto,bits=auto,"
@@ -45,6 +46,7 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
        "keyformer(keep=0.6,recent=0.3,tau_init=1,tau_end=2,interval=1,prune=run,score=stored,"
        "sink=4)"},
       {"snapkv", "snapkv(budget=1024,window=32,kernel=5,score=stored,sink=4)"},
+      {"kvzip", "kvzip(keep=0.5,window=32,heads=joint,chunk=2048,score=stored,sink=4)"},
       {"window", "window(size=1024,sink=4)"},
       {"pool", "pool(n=4,sink=4)"},
       {"dmc", "dmc(window=12,sink=4)"},
@@ -52,7 +54,12 @@ TEST(Spec, ResolvesEveryStageWithTheseDefaults) {
       {"token", "token(bits=4,group=64,hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
       {"kcvt", "kcvt(bits=4,run=512,buffer=64,newest=0,sink=4)"},
       {"kivi", "kivi(bits=2,group=32,run=512,buffer=64,newest=0,sink=4)"},
+      {"kvarn",
+       "kvarn(key_bits=4,value_bits=2,group=128,hadamard=on,run=512,buffer=128,newest=0,sink=4)"},
       {"kvquant", "kvquant(bits=4,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=4)"},
+      {"turboquant",
+       "turboquant(bits=4,value_bits=same,keys=mse,norms=corrected,run=512,buffer=64,newest=0,"
+       "sink=4)"},
       {"int8", "int8(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
       {"q8_0", "q8_0(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
       {"q4_0", "q4_0(hadamard=off,run=512,buffer=64,newest=0,sink=4)"},
@@ -90,6 +97,20 @@ TEST(Spec, ExpandsPresetsToTheirCompositions) {
   EXPECT_EQ(Resolved("kvq-f(bits=2,ranks=uniform,sink=1)"),
             "fdc(rate=0.5,ranks=uniform,round=16,whiten=on,sink=1)+"
             "kvquant(bits=2,outliers=0.01,qnorm=auto,run=512,buffer=64,newest=0,sink=1)");
+}
+
+// The shares, the group and the open positions are those of the published configuration.
+TEST(Spec, OscarIsItsRotationsAndClippedCodes) {
+  EXPECT_EQ(Resolved("oscar"),
+            "spectral(heads=shared,centre=auto,sink=64)+token(bits=2,group=128,hadamard=off,key_"
+            "clip=0.96,"
+            "value_clip=0.92,run=512,buffer=64,newest=256,sink=64)");
+  EXPECT_EQ(Resolved("oscar(bits=4,heads=own,key_clip=1,newest=32,sink=4)"),
+            "spectral(heads=own,centre=auto,sink=4)+token(bits=4,group=128,hadamard=off,key_clip=1,"
+            "value_clip=0.92,run=512,buffer=64,newest=32,sink=4)");
+  EXPECT_EQ(Spec::Parse("token(value_clip=0.5)")->quantizer_as<TokenOptions>()->value_clip, 0.5);
+  EXPECT_EQ(Spec::Parse("token(value_clip=0.5)")->quantizer_as<TokenOptions>()->key_clip, 1);
+  EXPECT_NE(ErrorOf("token(key_clip=0)").find("key_clip"), std::string::npos);
 }
 
 TEST(Spec, EvictAndRotatePresetsRemoveTheRateTogether) {
@@ -138,6 +159,7 @@ TEST(Spec, ResidentIsRefusedWhereRowsHangOnRanks) {
         std::pair("lathe(keys=block,resident=full)", "keys=block"),
         std::pair("lathe(ratio=4,resident=full)", "ratio"),
         std::pair("zack(resident=full)+kvquant", "kvquant"),
+        std::pair("zack(resident=full)+turboquant", "turboquant"),
         std::pair("fdc(resident=full)+int8(hadamard=on)", "hadamard=on")}) {
     const Status status = CheckSupported(*Spec::Parse(text));
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
@@ -315,6 +337,12 @@ TEST(Spec, RefusesContradictions) {
   EXPECT_THAT(ErrorOf("kivi(group=128)"),
               HasSubstr("position 6: group=128 does not divide buffer=64"));
   EXPECT_THAT(ErrorOf("kivi(group=128,buffer=128,run=576)"), HasSubstr("does not divide run=576"));
+  EXPECT_THAT(ErrorOf("kvarn(buffer=64)"),
+              HasSubstr("position 7: group=128 does not divide buffer=64"));
+  EXPECT_THAT(ErrorOf("kvarn(run=192)"), HasSubstr("does not divide run=192"));
+  EXPECT_EQ(
+      Resolved("kvarn(group=64,buffer=64,run=192)"),
+      "kvarn(key_bits=4,value_bits=2,group=64,hadamard=on,run=192,buffer=64,newest=0,sink=4)");
   EXPECT_EQ(Resolved("kivi(group=128,buffer=128,run=prompt)"),
             "kivi(bits=2,group=128,run=prompt,buffer=128,newest=0,sink=4)");
 }

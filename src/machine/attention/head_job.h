@@ -136,11 +136,12 @@ struct HeadJob {
   int64_t out_stride = 0;        // elements
   int64_t out_head_stride = 0;   // elements; 0: output_width()
 
-  // The table to whose sums the rows of tokens from first_scored on add their attention, for which
-  // there must be no window. Empty if nobody asks for scores.
+  // The table to whose sums the rows of tokens from first_scored on add their attention, or raise
+  // them to it (takes_largest), for which there must be no window. Empty if nobody asks for scores.
   EntryTableId scored;
   int first_scored = 0;
   const ScoreNoise* noise = nullptr;  // that of token 0; null: the probabilities are added as is
+  bool takes_largest = false;
 
   // Set where positions are merged: then there is no window and nothing is scored, n_entries is
   // what the last token sees, and first_visible what the first one sees, which is at least 0.

@@ -203,6 +203,10 @@ void AttendStep::AddScores(const SequenceStep& step, int kv_head_idx, HeadJob* j
               ? n_new
               : std::clamp<int64_t>(cache.n_prompt() - plan.n_recent - first, 0, n_new));
       break;
+    case RetentionPlan::Votes::kRepeat:
+      job->first_scored = cache.reads_again() ? 0 : n_new;
+      job->takes_largest = true;
+      break;
   }
   job->scored = cache.head(layer_.idx, kv_head_idx).entries();
   if (!plan.is_noisy) return;

@@ -86,4 +86,16 @@ Status ObserveStep::Run(ForwardState* state) {
   return OkStatus();
 }
 
+Status ObserveOutputsStep::Run(ForwardState* state) {
+  if (state->observer == nullptr || !state->observer->wants_outputs()) return OkStatus();
+  const Activations& a = *state->activations;
+  const std::vector<float> outputs = Downloaded(a.memory, a.attended.place(), a.types.activations,
+                                                a.n_tokens * layer_.rows.OutputStride());
+  std::vector<int> positions(a.n_tokens);
+  for (int64_t t = 0; t < a.n_tokens; ++t) positions[t] = a.tokens[t].position;
+  state->observer->ObserveOutputs(
+      {layer_.idx, static_cast<int>(a.n_tokens), positions.data(), outputs.data()});
+  return OkStatus();
+}
+
 }  // namespace kvlathe

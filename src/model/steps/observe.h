@@ -25,4 +25,12 @@ class ObserveStep : public LayerStep {
   std::vector<uint8_t> is_entry_;  // [n_kv_heads, n_tokens]
 };
 
+// Shows what attention made of values, as F32, to an observer that wants it.
+class ObserveOutputsStep : public LayerStep {
+ public:
+  using LayerStep::LayerStep;
+  std::string_view name() const override { return "observe outputs"; }
+  Status Run(ForwardState* state) override;
+};
+
 }  // namespace kvlathe

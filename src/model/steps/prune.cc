@@ -51,6 +51,9 @@ Status PruneStep::PruneSequence(SequenceCache* cache, ForwardState* state) {
                       .blocks = head.blocks(),
                       .entries = head.entries(),
                       .n_entries = head.n_entries()});
+    if (layout.DropsByHead()) {
+      heads_.back().n_kept = cache->n_to_keep(static_cast<size_t>(layer_.idx) * n_kv_heads + g);
+    }
     if (!reopens) continue;
     heads_.back().packed = SealedHeadOf(layer_, layout, g, head.runs(), /*rotation=*/{});
     heads_.back().opened = opened[g];

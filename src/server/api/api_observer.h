@@ -34,6 +34,8 @@ struct RequestEnded {
   int64_t cached_tokens = 0;  // of the prompt, that need not be computed
   int64_t output_tokens = 0;
   int64_t pressed_tokens = 0;      // positions of its caches that were compressed further
+  int64_t drafted_tokens = 0;      // that were checked
+  int64_t accepted_tokens = 0;     // of these, that were generated
   std::string finish_reason;       // of the first choice: stop, length, tool_calls, abort or error
   double first_token_seconds = 0;  // since Handle was called; 0: there was no token
   double seconds = 0;              // since Handle was called

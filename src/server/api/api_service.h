@@ -59,6 +59,7 @@ struct ApiContext {
   ApiObserver* observer = nullptr;                  // null: nobody looks on
   std::string version;                              // of the server
   SamplingParams sampling = {.temperature = 0.8F};  // where a request says nothing else
+  std::optional<DraftOptions> draft;                // likewise, at levels whose caches have drafts
   int n_slots = 1;                                  // sequences that may run at the same time
   std::string prompt_folder;  // where prompts are saved by name; empty: nowhere
   double ping_seconds = 15;   // a stream in which nothing comes for so long gets a comment; 0: none

@@ -155,8 +155,12 @@ void Generation::OnFinish(int choice_idx, const RequestOutcome& outcome) {
     }
   }
   choice.slot.reset();
-  event.end = ChoiceEnd{outcome.finish_reason, choice.n_tokens, outcome.n_prefix_tokens,
-                        outcome.n_pressed_tokens};
+  event.end = ChoiceEnd{.reason = outcome.finish_reason,
+                        .n_tokens = choice.n_tokens,
+                        .n_stored = outcome.n_prefix_tokens,
+                        .n_pressed = outcome.n_pressed_tokens,
+                        .n_drafted = outcome.n_drafted_tokens,
+                        .n_accepted = outcome.n_accepted_tokens};
   // A dropped token may be the end of the sequence; the answer ended before it.
   if (choice.drops_tokens) event.end->reason = FinishReason::kLength;
   Queue(std::move(event), outcome.status);

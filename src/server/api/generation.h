@@ -35,6 +35,8 @@ struct ChoiceEnd {
   int64_t n_tokens = 0;                       // of the answer
   int64_t n_stored = 0;                       // of the prompt, that were not computed
   int64_t n_pressed = 0;                      // RequestOutcome::n_pressed_tokens
+  int64_t n_drafted = 0;                      // RequestOutcome::n_drafted_tokens
+  int64_t n_accepted = 0;                     // RequestOutcome::n_accepted_tokens
 };
 
 // What comes of one choice: a token, or its end.

@@ -41,6 +41,14 @@ TEST(Usage, TellsOfPressedTokensWhereThereAreSome) {
   EXPECT_EQ(UsageJson({.prompt_tokens = 3, .pressed_tokens = 128})["pressed_tokens"], 128);
 }
 
+TEST(Usage, TellsOfDraftedTokensWhereThereAreSome) {
+  EXPECT_EQ(UsageJson({.output_tokens = 4}).count("completion_tokens_details"), 0u);
+  const Json details = UsageJson(
+      {.output_tokens = 9, .drafted_tokens = 8, .accepted_tokens = 5})["completion_tokens_details"];
+  EXPECT_EQ(details["accepted_prediction_tokens"], 5);
+  EXPECT_EQ(details["rejected_prediction_tokens"], 3);
+}
+
 TEST_F(GenerationTest, AStreamBeginsOnceTheEngineHasTheRequest) {
   const auto reply = Post(kGenerationPath, Endless(1, true));
   EXPECT_FALSE(reply->has_answered());

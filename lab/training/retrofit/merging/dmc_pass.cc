@@ -76,7 +76,7 @@ MergePass::Merged DmcPass::Merge(const Tensor& q, const Tensor& k, const Tensor&
   // log(1 - alpha_{j+1}), exactly where alpha is close to 1.
   const Tensor next = x.narrow(2, 1, n_tokens - 1);
   const Tensor hidden = is_hard ? next.gt(0).to(wide) * kMaskedScore : torch::log_sigmoid(-next);
-  merged.column_bias = torch::cat({hidden, torch::zeros_like(logit.narrow(2, 0, 1))}, 2);
+  merged.effects.bias = torch::cat({hidden, torch::zeros_like(logit.narrow(2, 0, 1))}, 2);
   alpha_.push_back(alpha);
   return merged;
 }

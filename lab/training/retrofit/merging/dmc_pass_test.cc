@@ -98,7 +98,7 @@ TEST(DmcPass, EveryTermHasItsGradientAtFrozenNoise) {
         DmcPass pass(config,
                      {.variant = variant, .temperature = 0.7, .window = 4, .noise_seed = 9});
         const DmcPass::Merged m = merge(&pass);
-        return Weigh(m.q) + Weigh(m.k) + Weigh(m.v) + Weigh(m.column_bias) + Weigh(pass.Alpha());
+        return Weigh(m.q) + Weigh(m.k) + Weigh(m.v) + Weigh(m.effects.bias) + Weigh(pass.Alpha());
       };
       for (const Tensor& x : {rows.q, rows.k, rows.v}) CheckGradient(loss, x, 40);
       for (const DmcHinge hinge : {DmcHinge::kGlobal, DmcHinge::kLayer}) {

@@ -1,11 +1,14 @@
-// A MergePass is what the two ways of merging in training have in common: learned merging
-// (training/retrofit/merging/dmc_pass.h) and pooling (training/retrofit/merging/pool_pass.h).
+// A MergePass is what the ways of a cache with fewer entries have in common in training: learned
+// merging (training/retrofit/merging/dmc_pass.h), pooling (training/retrofit/merging/pool_pass.h)
+// and learned eviction (training/retrofit/dms/dms_pass.h), where entries leave and none merge.
 #pragma once
 
 #include <torch/types.h>
 
 #include <cstdint>
 #include <vector>
+
+#include "training/retrofit/causal_attention.h"
 
 namespace kvlathe {
 
@@ -28,12 +31,13 @@ class MergePass {
  public:
   struct Merged {
     torch::Tensor q, k, v;  // shapes and types of what came in
-    // [batch, n_kv_heads, n_tokens], F32: added to the scores of column j in rows i > j. Undefined
-    // where nothing merges.
-    torch::Tensor column_bias;
+    ColumnEffects effects;  // none where nothing merges and nothing leaves
   };
 
   virtual ~MergePass() = default;
+  // The residual stream [batch, n_tokens, hidden] that a layer reads, before its norm; each layer
+  // begins with this.
+  virtual void Observe(const torch::Tensor& /*residual*/) {}
   // q [batch, n_tokens, n_heads, head_dim], k and v [batch, n_tokens, n_kv_heads, head_dim] before
   // RoPE; layers are called in order.
   virtual Merged Merge(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v) = 0;

@@ -14,7 +14,7 @@ MergePass::Merged PoolPass::Merge(const Tensor& q, const Tensor& k, const Tensor
     return of_positions.expand({batch, n_kv_heads, n_tokens});
   };
   const Tensor alpha = of_every_head(joins.narrow(0, 0, n_tokens));
-  Merged merged{q, k, v, of_every_head(joins.narrow(0, 1, n_tokens) * kMaskedScore)};
+  Merged merged{q, k, v, {of_every_head(joins.narrow(0, 1, n_tokens) * kMaskedScore)}};
   MergeRows(alpha, torch::ones_like(alpha), recipe_.every, &merged.k, &merged.v);
   return merged;
 }

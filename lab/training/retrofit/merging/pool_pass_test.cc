@@ -35,7 +35,7 @@ TEST(PoolPass, RowsAreMeansOfTheirEntrySoFar) {
     EXPECT_LT((merged.k.select(1, t) - mean(k)).abs().max().item<double>(), 1e-14) << t;
     EXPECT_LT((merged.v.select(1, t) - mean(v)).abs().max().item<double>(), 1e-14) << t;
     const bool is_hidden = t < 10 && first[t + 1] <= t;
-    EXPECT_EQ(merged.column_bias[1][1][t].item<double>(), is_hidden ? kMaskedScore : 0) << t;
+    EXPECT_EQ(merged.effects.bias[1][1][t].item<double>(), is_hidden ? kMaskedScore : 0) << t;
   }
   const auto loss = [&] {
     const MergePass::Merged m = merge();

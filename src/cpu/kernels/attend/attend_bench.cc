@@ -323,6 +323,7 @@ void BenchPacked(const Setup& setup) {
       {"2 bits KIVI 64", Uniform(Channel(2, 64), Token(2, 64)), true},
       {"2 bits KIVI 32", Uniform(Channel(2, 32), Token(2, 32)), true},
       {"3 bits KIVI 64", Uniform(Channel(3, 64), Token(3, 64)), true},
+      {"4/2 bits KVarN", {BalancedCodec{}}, true},
       {"4 bits GEAR", kGear, true},
   };
   constexpr int kContext = 8192;

@@ -53,10 +53,14 @@ struct PackedSideView {
   const F16* shared_scales = nullptr;  // of all blocks, in the record of the run or of the layer
   const float* centroids = nullptr;    // null: codes are numbers, or stand for those of a table
   // The TableWords of a table (code_table.h), the number of each code, and the unit of the numbers.
-  // Scales per token are a byte each then. Null where there is no table.
+  // Scales per token are a byte each then, or where has_norms F16. Null where there is no table.
   const uint16_t* table = nullptr;
   const int8_t* numbers = nullptr;
   float table_unit = 1;
+  bool has_norms = false;
+  // Of K whose codes have signs: NumbersOfSigns, whose scales lie behind those of the table. Only
+  // what expands blocks reads them.
+  const int8_t* signs = nullptr;
   // The channels by bits, where bits are split. Codes are then those of unit_codes.h, and `bits`
   // and groups are not used.
   int n_segments = 0;
@@ -67,12 +71,34 @@ struct PackedSideView {
   // Where bits are split, whether codes of a token stand for numbers in units of its scale, a byte
   // of `scales` each (ScaleOfByte).
   bool has_token_scales = false;
+  // Where tiles are balanced (balanced_layout.h), how many tokens a tile has; else 0. What codes,
+  // scales and minima stand for is then multiplied: K with a number of each token, at `balance` of
+  // the block, V with one of each channel, of channel_balance [tiles][rank].
+  int balanced_tokens = 0;
+  int64_t balance = 0;
+  const F16* channel_balance = nullptr;
   // The ranges and offsets [2][rank] of K that has a codebook. V that has one has shared_scales.
   const float* model_scales = nullptr;
   int64_t factor = 0;          // A [lowrank][kBlockSize]
   const F16* basis = nullptr;  // B [lowrank][rank]
   ExactEntriesView exact;
+
+  // Of V, the balance of block `block_idx` of the run; null where there is none.
+  const F16* ChannelBalance(int block_idx) const {
+    if (balanced_tokens == 0) return nullptr;
+    return channel_balance + int64_t{block_idx * kBlockSize / balanced_tokens} * rank;
+  }
 };
+
+// The signs of K as a side of their own, whose values are those that AddResiduals takes.
+inline PackedSideView SignsOf(const PackedSideView& keys) {
+  PackedSideView side = keys;
+  side.numbers = keys.signs;
+  side.table_unit = 1;
+  side.scales += int64_t{2} * kBlockSize;
+  side.signs = nullptr;
+  return side;
+}
 
 // f(offset, n) for the stretches of numbers without codes where bits are split, in the order of a
 // plain block of the side.

@@ -98,6 +98,13 @@ PackedShape DrawShape(const Choices& choices, Input& input) {
     format.codec = CodebookCodec{std::min(uniform.k.bits, 4), choices.before_rope};
   } else if (choices.kind == Kind::kUniform && uniform.k.is_symmetric && uniform.v.is_symmetric) {
     format.codec = TableCodec{&kAnyTable, std::max(16, uniform.k.group)};
+    if (format.prompt_rank == 0 && format.decode_rank == 0 && format.sparse_share == 0) {
+      format.codec = SphereCodec{.key_bits = uniform.k.bits == 4 ? 3 : 4,
+                                 .value_bits = uniform.v.bits == 4 ? 2 : 4,
+                                 .keys_have_signs = uniform.k.group >= 32};
+    }
+  } else if (choices.kind == Kind::kUniform && uniform.k.group == 128) {
+    format = {.codec = BalancedCodec{uniform.k.bits, uniform.v.bits, 64 << input.Below(2)}};
   }
   HeadStorage storage;
   const BlockShape head = {.rank_k = 16 * static_cast<int>(1 + input.Below(5)),

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "cpu/kernels/attend/attend_packed.h"
 #include "cpu/kernels/attend/exact_entries.h"
+#include "format/sphere_codes/residual_signs.h"
 #include "format/split_bits/unit_codes.h"
 
 namespace kvlathe {
@@ -69,6 +70,8 @@ void ViewTable(const PackedSide& side, PackedSideView* view) {
   view->table = side.table->words.data();
   view->numbers = side.table->numbers.data();
   view->table_unit = side.table->unit;
+  view->has_norms = side.has_norms;
+  if (side.has_signs) view->signs = NumbersOfSigns(side.bits);
 }
 
 PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const PackedHead& head) {
@@ -82,6 +85,8 @@ PackedSideView ViewKeys(const PackedShape& shape, const PackedRun& run, const Pa
                          .n_groups = KeyScaleGroups(shape),
                          .codes = 0,
                          .scales = KeyTokenScaleOffset(shape),
+                         .balanced_tokens = side.balanced_tokens,
+                         .balance = KeyBalanceOffset(shape),
                          .factor = KeyFactorOffset(shape)};
   if (view.group == 0) view.group = is_per_channel ? shape.n_tokens() : shape.rank_k;
   std::visit(SegmentLister{side, /*is_key=*/true, &view}, shape.storage);
@@ -112,7 +117,11 @@ PackedSideView ViewValues(const PackedShape& shape, const PackedRun& run, const 
                          .n_groups = is_of_layer ? 1 : ValueScaleGroups(shape),
                          .codes = PackedValueOffset(shape),
                          .scales = ValueTokenScaleOffset(shape),
+                         .balanced_tokens = side.balanced_tokens,
                          .factor = ValueFactorOffset(shape)};
+  if (view.balanced_tokens > 0) {
+    view.channel_balance = At<F16>(run.record, ValueBalanceOffset(shape));
+  }
   if (is_of_layer) view.shared_scales = At<F16>(run.layer_record, 0);
   std::visit(SegmentLister{side, /*is_key=*/false, &view}, shape.storage);
   ViewTable(side, &view);
@@ -228,15 +237,22 @@ void ApplyChannelScales(const PackedSideView& side, int block_idx, float* values
   }
 }
 
-// Codes of a table: the numbers that they stand for and their scales, a byte each.
+// Codes of a table: the numbers that they stand for and their scales, a byte each or of norms.
 template <bool kIsKey>
 void ApplyTableScales(const PackedSideView& side, const std::byte* block, float* values) {
-  const auto* bytes = At<uint8_t>(block, side.scales);
-  for (int group = 0; group < side.n_groups; ++group, bytes += kBlockSize) {
+  for (int group = 0; group < side.n_groups; ++group) {
+    float scales[kBlockSize];
+    if (side.has_norms) {
+      ConvertToFloat(DType::kF16, At<F16>(block, side.scales) + group * kBlockSize, kBlockSize,
+                     scales);
+    } else {
+      const auto* const bytes = At<uint8_t>(block, side.scales) + group * kBlockSize;
+      std::transform(bytes, bytes + kBlockSize, scales, TableScale);
+    }
     const Range channels = {group * side.group, std::min(side.rank, (group + 1) * side.group)};
     ForEach<kIsKey>({0, kBlockSize}, channels, side.rank, [&](int t, int, int64_t at) {
       values[at] = static_cast<float>(side.numbers[static_cast<int>(values[at])]) *
-                   (TableScale(bytes[t]) * side.table_unit);
+                   (scales[t] * side.table_unit);
     });
   }
 }
@@ -308,6 +324,17 @@ void DecodeSegments(const PackedSideView& side, const std::byte* block, float* v
   if (side.has_token_scales) ScaleTokens<kIsKey>(side, block, values);
 }
 
+// Multiplies what codes stand for with the balance of their tile.
+template <bool kIsKey>
+void MultiplyByBalance(const PackedSideView& side, const std::byte* block, int block_idx,
+                       float* values) {
+  if (side.balanced_tokens == 0) return;
+  const F16* balance = kIsKey ? At<F16>(block, side.balance) : side.ChannelBalance(block_idx);
+  ForEach<kIsKey>({0, kBlockSize}, {0, side.rank}, side.rank, [&](int t, int r, int64_t at) {
+    values[at] *= ToFloat(balance[kIsKey ? t : r]);
+  });
+}
+
 template <bool kIsKey>
 void DecodeSide(const PackedSideView& side, const std::byte* block, int block_idx, float* values) {
   if (side.n_segments > 0) return DecodeSegments<kIsKey>(side, block, values);
@@ -321,6 +348,14 @@ void DecodeSide(const PackedSideView& side, const std::byte* block, int block_id
   } else {
     ApplyTokenScales<kIsKey>(side, block, block_idx, values);
   }
+  MultiplyByBalance<kIsKey>(side, block, block_idx, values);
+}
+
+// Adds what the signs of codes of K say of its residuals.
+void AddSigns(const PackedSideView& side, const std::byte* block, int block_idx, float* keys) {
+  alignas(64) float signs[kBlockSize * kMaxPackedRank];
+  DecodeSide<true>(SignsOf(side), block, block_idx, signs);
+  AddResiduals(side.rank, signs, keys);
 }
 
 template <bool kIsKey>
@@ -406,6 +441,7 @@ void ExpandPackedBlock(const PackedRunView& run, const std::byte* block, int blo
                        float* out) {
   float* const of_v = out + kBlockSize * run.k.rank;
   DecodeSide<true>(run.k, block, block_idx, out);
+  if (run.k.signs != nullptr) AddSigns(run.k, block, block_idx, out);
   if (run.has_one_side) {
     return ForEach<false>({0, kBlockSize}, {0, run.v.rank}, run.v.rank,
                           [&](int t, int r, int64_t at) { of_v[at] = out[KeyOffset(t, r)]; });

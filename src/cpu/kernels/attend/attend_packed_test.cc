@@ -113,7 +113,8 @@ RowReference Reference(const PackedProblem& problem, int row, const KernelSet& s
   if (begin >= end) return ref;
   const double unit = set.is_bf16 ? 0x1p-8 / std::sqrt(3.0) : 0;
   const double step = set.is_steps ? 0x1p-16 / std::sqrt(3.0) : 0;
-  const bool is_plain = set.is_plain(problem.n_rows);
+  const bool is_plain =
+      set.is_plain(problem.n_rows) || (set.is_bf16 && KeySide(c.format.codec).has_signs);
   double top = 0;  // of the products of a score
   for (int r = 0; r < c.rank_k; ++r) {
     const double q = std::abs(problem.q_stored[int64_t{row} * c.rank_k + r]);
@@ -275,6 +276,67 @@ TEST(AttendPacked, TablesOfEveryGroup) {
       c.format.sparse_share = 0.04;
       CheckAllSets(c, i++);
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(AttendPacked, NormsOfEveryWidth) {
+  int i = 0;
+  for (int bits = 2; bits <= 4; ++bits) {
+    for (int rank : {16, 80, 128, 256}) {
+      PackedCase c;
+      c.format = {.codec = SphereCodec{.key_bits = bits, .value_bits = 2 + (bits + i) % 3}};
+      c.rank_k = rank;
+      c.rank_v = 272 - rank;
+      c.runs = {{2, true, false}, {3, true}, {1, false}};
+      c.hidden_blocks = i % 2;
+      c.n_plain = 30;
+      c.gqa_group = std::vector{1, 2, 3, 4, 7, 12}[i % 6];
+      c.n_tokens = 1 + i % 3;
+      CheckAllSets(c, i++);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(AttendPacked, SignsOfResiduals) {
+  int i = 0;
+  for (int bits = 2; bits <= 4; ++bits) {
+    for (int rank : {16, 64, 256}) {
+      PackedCase c;
+      c.format = {.codec = SphereCodec{.key_bits = bits, .value_bits = 4, .keys_have_signs = true}};
+      c.rank_k = rank;
+      c.rank_v = std::vector{80, 16, 256}[i % 3];
+      c.runs = {{2, true, false}, {1, false}};
+      c.hidden_blocks = i % 2;
+      c.n_plain = 30;
+      c.gqa_group = std::vector{1, 3, 12}[i % 3];
+      c.n_tokens = 1 + i % 4;
+      CheckAllSets(c, i++);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(AttendPacked, BalancedTiles) {
+  int i = 0;
+  for (int bits : {2, 3, 4, 5, 8}) {
+    for (int tile : {kBlockSize, 2 * kBlockSize}) {
+      for (int rank : {16, 80, 128, 256}) {
+        PackedCase c;
+        c.format = {.codec = BalancedCodec{bits, std::vector{4, 2, 5, 8, 3}[i % 5], tile}};
+        c.rank_k = rank;
+        c.rank_v = 272 - rank;
+        c.runs = {{3, true}, {2, false}, {1, false}};
+        c.hidden_blocks = i % 2;
+        c.n_plain = i % 3 * 15;
+        c.gqa_group = std::vector{1, 2, 3, 4, 7, 12}[i % 6];
+        c.n_tokens = 1 + i % 3;
+        c.has_exact_scales = i % 2 == 0;
+        c.unseen = i % 4 * 20;
+        CheckAllSets(c, i++);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }

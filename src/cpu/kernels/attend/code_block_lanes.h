@@ -42,7 +42,7 @@ struct CodeBlock {
   }
 
   static bool Reads(const PackedRunView& run) {
-    return run.k.centroids == nullptr && run.rotation.half == 0;
+    return run.k.centroids == nullptr && run.k.signs == nullptr && run.rotation.half == 0;
   }
 };
 

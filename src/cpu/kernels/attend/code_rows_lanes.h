@@ -111,6 +111,19 @@ KVL_LANES void ScaleScores(const PackedSideView& side, const std::byte* block, f
   }
 }
 
+// Multiplies scores with the balance of their tokens.
+template <int kRows>
+KVL_LANES void BalanceScores(const PackedSideView& side, const std::byte* block, float* scores) {
+  const F16* balance = reinterpret_cast<const F16*>(block + side.balance);
+  for (int t = 0; t < kBlockSize; t += kLanes) {
+    const Vec of_tokens = LoadF16(balance + t);
+    Unroll<kRows>([&](auto r) KVL_PART {
+      float* const score = scores + r.value * kBlockSize + t;
+      Store(score, Load(score) * of_tokens);
+    });
+  }
+}
+
 // Stores the sums times units, plus constants, as scores of tokens from `token` on, or adds them.
 template <int kRows, int kVecs>
 KVL_INLINE void StoreScores(const DotSums<kRows, kVecs>& sums, int token, const float* units,
@@ -366,6 +379,7 @@ void ScoreCodes(const CodeBlock& block, const QueryRows<kRows>& rows, float* sco
     ReadNumberScales(side, block.bytes, block.block_idx, &table);
     if (side.is_per_channel) {
       ScoreByChannel(block, table, rows, scores);
+      if (side.balanced_tokens > 0) BalanceScores<kRows>(side, block.bytes, scores);
     } else {
       ScoreByToken(block, table, rows, scores);
     }
@@ -394,6 +408,23 @@ KVL_INLINE void StoreValues(const ValueRows<kRows>& rows, const DotSums<kRows, k
       const Vec sum =
           Fma(ToFloats(sums.of[r.value][v.value]), Set1(units[r.value]), Set1(constants[r.value]));
       Store(o, Fma(Set1(rows.states[r.value].shrink), Load(o), sum));
+    });
+  });
+}
+
+// Sets o[r, channels from `channel` on] to shrink * o + (sums * unit + constant) * balance.
+template <int kRows, int kVecs>
+KVL_INLINE void StoreBalancedValues(const ValueRows<kRows>& rows, const DotSums<kRows, kVecs>& sums,
+                                    int channel, const float* units, const float* constants,
+                                    const F16* balance) {
+  Unroll<kVecs>([&](auto v) KVL_PART {
+    const int at = channel + kLanes * v.value;
+    const Vec of_channels = LoadF16(balance + at);
+    Unroll<kRows>([&](auto r) KVL_PART {
+      float* o = rows.o + r.value * rows.o_stride + at;
+      const Vec sum =
+          Fma(ToFloats(sums.of[r.value][v.value]), Set1(units[r.value]), Set1(constants[r.value]));
+      Store(o, Fma(sum, of_channels, Set1(rows.states[r.value].shrink) * Load(o)));
     });
   });
 }
@@ -496,7 +527,17 @@ void AddScaledValues(const CodeBlock& block, const ScaleTable& table,
     float constants[kRows];
     ScaleAndRoundWeights({rows.probs, kBlockSize}, kBlockSize, scales, minima, kLargestNumber,
                          &weights, constants);
-    AddChannels(block, first, Min(first + side.group, side.rank), weights, constants, rows);
+    const int end = Min(first + side.group, side.rank);
+    if (side.balanced_tokens == 0) {
+      AddChannels(block, first, end, weights, constants, rows);
+      continue;
+    }
+    const F16* balance = side.ChannelBalance(block.block_idx);
+    DotChannels<kRows>(block.value_numbers(), weights.numbers[0], first, end,
+                       [&](int channel, const auto& sums) KVL_PART {
+                         StoreBalancedValues(rows, sums, channel, weights.units, constants,
+                                             balance);
+                       });
   }
 }
 

@@ -1,5 +1,6 @@
 // The attention mass of cache entries, by which retention chooses: column sums of the attention
-// probabilities (H2O), or of probabilities from noisy scores (Keyformer).
+// probabilities (H2O), or of probabilities from noisy scores (Keyformer), or the largest in each
+// column (KVzip).
 #pragma once
 
 #include <cstddef>
@@ -27,12 +28,13 @@ struct EntryScoreParams {
   const float* row_max = nullptr;
   const float* row_sum = nullptr;
   const ScoreNoise* noise = nullptr;  // null: probabilities are added as they are
+  bool takes_largest = false;         // the largest of all probabilities counts, not their sum
   EntryTable table;
 };
 
 struct EntryScoreKernels {
-  // Adds the probabilities of every row to the sums of the entries. Calls on one table may run at
-  // the same time.
+  // Adds the probabilities of every row to the sums of the entries, or makes these the largest that
+  // there were. Calls on one table may run at the same time.
   void (*add)(const EntryScoreParams& params);
 };
 

@@ -27,6 +27,14 @@ class SumsLock {
   std::atomic_flag* lock_;
 };
 
+inline void RaiseTo(int64_t units, int64_t* largest) {
+  const std::atomic_ref at(*largest);
+  int64_t before = at.load(std::memory_order_relaxed);
+  while (before < units &&
+         !at.compare_exchange_weak(before, units, std::memory_order_relaxed)) {
+  }
+}
+
 inline void AddToSum(int64_t units, int64_t* sum) {
   if (units != 0) std::atomic_ref(*sum).fetch_add(units, std::memory_order_relaxed);
 }

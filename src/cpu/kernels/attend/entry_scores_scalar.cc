@@ -44,7 +44,11 @@ void Add(const EntryScoreParams& p) {
       const float probability = std::exp(scores[e] * scale - max) * inverse_sum;
       // A probability is at most 1 but for rounding; in this order NaN is a number as well.
       const float units = std::min(0x1p30f, probability / static_cast<float>(kScoreUnit));
-      AddToSum(std::lrintf(units), &p.table.sum(e));
+      if (p.takes_largest) {
+        RaiseTo(std::lrintf(units), &p.table.sum(e));
+      } else {
+        AddToSum(std::lrintf(units), &p.table.sum(e));
+      }
     }
   }
 }

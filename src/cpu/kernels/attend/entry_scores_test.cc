@@ -50,7 +50,8 @@ struct Problem {
   EntryTable Table() { return EntryTable(memory.data(), true); }
 
   // Rows of tokens [begin, end).
-  void Add(const EntryScoreKernels& kernels, int begin, int end, const ScoreNoise* noise) {
+  void Add(const EntryScoreKernels& kernels, int begin, int end, const ScoreNoise* noise,
+           bool takes_largest = false) {
     std::vector<float> copy(scores.begin() + begin * gqa_group * stride,
                             scores.begin() + end * gqa_group * stride);
     ScoreNoise moved = noise == nullptr ? ScoreNoise() : *noise;
@@ -66,6 +67,7 @@ struct Problem {
                  .row_max = row_max.data() + begin * gqa_group,
                  .row_sum = row_sum.data() + begin * gqa_group,
                  .noise = noise == nullptr ? nullptr : &moved,
+                 .takes_largest = takes_largest,
                  .table = Table()});
   }
 
@@ -84,6 +86,17 @@ struct Problem {
       }
     }
     return sums;
+  }
+
+  std::vector<double> WantLargest() const {
+    std::vector<double> largest(n_entries);
+    for (int row = 0; row < n_rows; ++row) {
+      for (int e = 0; e < Visible(row); ++e) {
+        const double score = double{kScale} * scores[row * stride + e];
+        largest[e] = std::max(largest[e], std::exp(score - row_max[row]) / row_sum[row]);
+      }
+    }
+    return largest;
   }
 
   std::vector<double> WantNoisy(const ScoreNoise& noise) {
@@ -147,6 +160,24 @@ TEST(EntryScores, AreColumnSumsOfTheSoftmax) {
   }
 }
 
+TEST(EntryScores, AreTheLargestOfEachColumn) {
+  for (Isa isa : AvailableIsas()) {
+    for (const Shape& s : kShapes) {
+      Problem problem(s.n_tokens, s.group, s.first_visible, s.n_entries, 6);
+      problem.Add(GetEntryScoreKernels(isa), 0, s.n_tokens, nullptr, true);
+      ExpectNear(problem.Sums(), problem.WantLargest(), 1, std::string(IsaName(isa)));
+      // Rows that come again raise nothing; what was there before stays where it is larger.
+      const std::vector<int64_t> once = problem.Sums();
+      problem.Table().sum(0) = int64_t{1} << 31;
+      problem.Add(GetEntryScoreKernels(isa), 0, s.n_tokens, nullptr, true);
+      std::vector<int64_t> twice = problem.Sums();
+      EXPECT_EQ(twice[0], int64_t{1} << 31);
+      twice[0] = once[0];
+      EXPECT_EQ(once, twice) << IsaName(isa);
+    }
+  }
+}
+
 TEST(EntryScores, TakeGumbelNoiseByPosition) {
   const ScoreNoise noise = {.key = 99,
                             .first_head = 6,
@@ -175,6 +206,12 @@ TEST(EntryScores, StepsMakeNoDifference) {
       }
       EXPECT_EQ(whole.Sums(), cut.Sums()) << IsaName(isa);
     }
+    Problem whole(150, 2, 30, 179, 3), cut(150, 2, 30, 179, 3);
+    whole.Add(GetEntryScoreKernels(isa), 0, 150, nullptr, true);
+    for (const auto& [begin, end] : {std::pair(100, 150), {0, 1}, {1, 100}}) {
+      cut.Add(GetEntryScoreKernels(isa), begin, end, nullptr, true);
+    }
+    EXPECT_EQ(whole.Sums(), cut.Sums()) << IsaName(isa);
   }
 }
 

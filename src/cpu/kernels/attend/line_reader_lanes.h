@@ -47,10 +47,10 @@ struct NumberReader : CodeGroup<kBits> {
       return ShiftSignedWords(ShuffleBytes(words ^ flip, LoadTable(kTopBytes[line])), 8);
     }
     const IntVec codes = ShiftWords(words, kLow * line) & SetWords((1 << kLow) - 1);
-    if constexpr (kBits != 3) return codes;
+    if constexpr (!HasHighBit(kBits)) return codes;
     uint32_t bits;
     __builtin_memcpy(&bits, group + 64 + 4 * line, sizeof(bits));
-    return codes | (SpreadToWords(bits, part * (kVecBytes / 2)) & SetWords(4));
+    return codes | (SpreadToWords(bits, part * (kVecBytes / 2)) & SetWords(1 << kLow));
   }
 
   // Of lines `line` and `line` + kHalf, where line < kHalf.
@@ -65,14 +65,22 @@ struct NumberReader : CodeGroup<kBits> {
 };
 
 // Reads codes of a table (code_table.h) as the numbers that they stand for.
-struct TableReader : CodeGroup<4> {
+template <int kBits>
+struct TableReader : CodeGroup<kBits> {
+  using CodeGroup<kBits>::kHalf, CodeGroup<kBits>::kLow;
+
   IntVec numbers;
 
   KVL_INLINE explicit TableReader(const int8_t* table) : numbers(LoadTable(table)) {}
 
   KVL_INLINE IntVec Line(const std::byte* group, int line, int part) const {
     const IntVec words = LoadWords(group + part * kVecBytes);
-    const IntVec codes = ShiftWords(words, kLow * line) & SetWords((1 << kLow) - 1);
+    IntVec codes = ShiftWords(words, kLow * line) & SetWords((1 << kLow) - 1);
+    if constexpr (kBits == 3) {
+      uint32_t bits;
+      __builtin_memcpy(&bits, group + 64 + 4 * line, sizeof(bits));
+      codes = codes | (SpreadToWords(bits, part * (kVecBytes / 2)) & SetWords(4));
+    }
     // The lower byte of each word is its number; it becomes the upper one, and then the word.
     const IntVec found = ShuffleBytes(numbers, codes);
     return ShiftSignedWords(ShuffleBytes(found, LoadTable(kLowerToUpper)), 8);
@@ -161,7 +169,11 @@ struct UnitReader : CodeGroup<kBits> {
 // Calls f(reader) with the reader of the side's codes.
 template <typename F>
 KVL_INLINE void WithReader(const PackedSideView& side, const F& f) {
-  if (side.numbers != nullptr) return f(TableReader(side.numbers));
+  if (side.numbers != nullptr) {
+    if (side.bits == 2) return f(TableReader<2>(side.numbers));
+    if (side.bits == 3) return f(TableReader<3>(side.numbers));
+    return f(TableReader<4>(side.numbers));
+  }
   switch (side.bits) {
     case 2:
       return f(NumberReader<2>(side.is_symmetric));
@@ -169,6 +181,8 @@ KVL_INLINE void WithReader(const PackedSideView& side, const F& f) {
       return f(NumberReader<3>(side.is_symmetric));
     case 4:
       return f(NumberReader<4>(side.is_symmetric));
+    case 5:
+      return f(NumberReader<5>(side.is_symmetric));
     default:
       return f(NumberReader<8>(side.is_symmetric));
   }

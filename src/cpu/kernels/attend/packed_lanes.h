@@ -7,6 +7,7 @@
 #include "cpu/kernels/attend/exact_entries.h"
 #include "cpu/kernels/attend/line_reader_lanes.h"
 #include "cpu/kernels/lanes.h"
+#include "format/sphere_codes/residual_signs.h"
 
 namespace kvlathe {
 namespace {
@@ -56,15 +57,27 @@ void ReadChannelScales(const PackedSideView& side, int block_idx, ScaleTable* ta
   }
 }
 
-// Reads the scales of a table, a byte each, in units of its numbers.
+// Reads the scales of a group of a table, a byte each or of norms.
+KVL_LANES void ReadGroupScales(const PackedSideView& side, const std::byte* block, int group,
+                               float* to) {
+  if (side.has_norms) {
+    const auto* const from = reinterpret_cast<const F16*>(block + side.scales);
+    return WidenF16(from + group * kBlockSize, kBlockSize, to);
+  }
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(block + side.scales);
+  for (int t = 0; t < kBlockSize; ++t) to[t] = TableScale(bytes[group * kBlockSize + t]);
+}
+
+// Reads the scales of a table in units of its numbers.
 template <SideKind kKind>
 void ReadTableScales(const PackedSideView& side, const std::byte* block, ScaleTable* table) {
-  const auto* bytes = reinterpret_cast<const uint8_t*>(block + side.scales);
-  for (int group = 0; group < side.n_groups; ++group, bytes += kBlockSize) {
+  for (int group = 0; group < side.n_groups; ++group) {
     float* const scales = table->scales + group * ScaleTable::kTokenStep;
     float* const minima = table->minima + group * ScaleTable::kTokenStep;
+    float of_group[kBlockSize];
+    ReadGroupScales(side, block, group, of_group);
     for (int t = 0; t < kBlockSize; ++t) {
-      const float scale = TableScale(bytes[t]) * side.table_unit;
+      const float scale = of_group[t] * side.table_unit;
       if constexpr (kKind == SideKind::kValue) {
         scales[t] = scale;
       } else {
@@ -165,10 +178,10 @@ KVL_LANES void DecodeLines(const std::byte* group, int v, bool is_signed,
     Unroll<LinesPerGroup(kBits)>([&](auto line) {
       constexpr int kLine = line.value;
       codes[kLine] = And(ShiftRight(words, kLowBits * kLine), (1 << kLowBits) - 1);
-      if constexpr (kBits == 3) {
+      if constexpr (HasHighBit(kBits)) {
         uint32_t high;
         __builtin_memcpy(&high, group + 64 + 4 * kLine, sizeof(high));
-        codes[kLine] |= SpreadBits(high, v * kLanes, 4);
+        codes[kLine] |= SpreadBits(high, v * kLanes, 1 << kLowBits);
       }
     });
   }
@@ -197,11 +210,11 @@ void ExpandCodes(const PackedSideView& side, const std::byte* codes, const Scale
 }
 
 // Does the same with codes of a table.
-template <SideKind kKind>
+template <int kBits, SideKind kKind>
 void ExpandTableCodes(const PackedSideView& side, const std::byte* codes, const ScaleTable& table,
                       float* out) {
-  const TableReader reader(side.numbers);
-  constexpr int kLines = TableReader::kLines;
+  const TableReader<kBits> reader(side.numbers);
+  constexpr int kLines = TableReader<kBits>::kLines;
   LinePlace begin = {0, 0};
   for (int group = 0; group < 2 * side.rank / kLines; ++group) {
     Unroll<kLines>([&](auto line) KVL_PART {
@@ -216,7 +229,7 @@ void ExpandTableCodes(const PackedSideView& side, const std::byte* codes, const 
               LastWordsToFloats(numbers) * ScalesOf<kKind>(table, table.scales, place, v + 1));
       }
     });
-    codes += TableReader::kBytes;
+    codes += TableReader<kBits>::kBytes;
     begin = NextGroup<kKind, kLines>(begin, side.rank);
   }
 }
@@ -224,7 +237,11 @@ void ExpandTableCodes(const PackedSideView& side, const std::byte* codes, const 
 template <SideKind kKind>
 void ExpandCodesOfAnyWidth(const PackedSideView& side, const std::byte* codes,
                            const ScaleTable& table, float* out) {
-  if (side.numbers != nullptr) return ExpandTableCodes<kKind>(side, codes, table, out);
+  if (side.numbers != nullptr) {
+    if (side.bits == 2) return ExpandTableCodes<2, kKind>(side, codes, table, out);
+    if (side.bits == 3) return ExpandTableCodes<3, kKind>(side, codes, table, out);
+    return ExpandTableCodes<4, kKind>(side, codes, table, out);
+  }
   switch (side.bits) {
     case 2:
       return ExpandCodes<2, kKind>(side, codes, table, out);
@@ -232,6 +249,8 @@ void ExpandCodesOfAnyWidth(const PackedSideView& side, const std::byte* codes,
       return ExpandCodes<3, kKind>(side, codes, table, out);
     case 4:
       return ExpandCodes<4, kKind>(side, codes, table, out);
+    case 5:
+      return ExpandCodes<5, kKind>(side, codes, table, out);
     default:
       return ExpandCodes<8, kKind>(side, codes, table, out);
   }
@@ -262,6 +281,30 @@ void AddFactors(const PackedSideView& side, int lowrank, const std::byte* block,
   }
 }
 
+// Multiplies the values of a block: with a number of each token (K) or channel (V), which `twice`
+// has twice.
+template <bool kIsKey>
+KVL_LANES void MultiplyElements(const float* twice, int rank, float* values) {
+  const int n_pairs = (kIsKey ? rank : kBlockSize) / 2, n = 2 * (kIsKey ? kBlockSize : rank);
+  for (int pair = 0; pair < n_pairs; ++pair, values += n) {
+    for (int i = 0; i < n; i += kLanes) Store(values + i, Load(values + i) * Load(twice + i));
+  }
+}
+
+// Multiplies what codes stand for with the balance of their tile.
+template <bool kIsKey>
+KVL_LANES void MultiplyByBalance(const PackedSideView& side, const std::byte* block, int block_idx,
+                                 float* values) {
+  if (side.balanced_tokens == 0) return;
+  alignas(64) float twice[2 * kMaxRank];
+  if constexpr (kIsKey) {
+    WidenF16Twice(reinterpret_cast<const F16*>(block + side.balance), kBlockSize, twice);
+  } else {
+    WidenF16Twice(side.ChannelBalance(block_idx), side.rank, twice);
+  }
+  MultiplyElements<kIsKey>(twice, side.rank, values);
+}
+
 template <SideKind kKind>
 void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block, int block_idx,
                 float* values) {
@@ -273,6 +316,7 @@ void ExpandSide(const PackedSideView& side, int lowrank, const std::byte* block,
   }
   ExpandCodesOfAnyWidth<kKind>(side, block + side.codes, table, values);
   constexpr bool kIsKey = kKind != SideKind::kValue;
+  MultiplyByBalance<kIsKey>(side, block, block_idx, values);
   ForEachExactEntry<kIsKey>(side, block, block_idx, [&](int t, int r, float difference) {
     values[kIsKey ? KeyOffset(t, r) : ValueOffset({.rank_v = side.rank}, t, r)] += difference;
   });
@@ -326,6 +370,14 @@ KVL_LANES void CopyToValues(int rank, const float* k, float* v) {
   }
 }
 
+// Adds what the signs of codes of K say of its residuals.
+KVL_LANES void AddSigns(const PackedSideView& side, const std::byte* block, int block_idx,
+                        float* keys) {
+  alignas(64) float signs[kBlockSize * kMaxPackedRank];
+  ExpandSide<SideKind::kKeyByToken>(SignsOf(side), 0, block, block_idx, signs);
+  AddResiduals(side.rank, signs, keys);
+}
+
 // Does what ExpandPackedBlock does.
 KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* block, int block_idx,
                                  float* values) {
@@ -347,6 +399,7 @@ KVL_LANES void ExpandSealedBlock(const PackedRunView& run, const std::byte* bloc
     ExpandSide<SideKind::kKeyByChannel>(run.k, run.lowrank, block, block_idx, values);
   } else {
     ExpandSide<SideKind::kKeyByToken>(run.k, run.lowrank, block, block_idx, values);
+    if (run.k.signs != nullptr) AddSigns(run.k, block, block_idx, values);
   }
   ExpandSide<SideKind::kValue>(run.v, run.lowrank, block, block_idx, of_v);
 }

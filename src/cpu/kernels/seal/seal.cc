@@ -12,6 +12,7 @@
 #include "cpu/kernels/seal/seal_exact.h"
 #include "cpu/kernels/seal/seal_kernels.h"
 #include "cpu/kernels/seal/seal_lowrank.h"
+#include "cpu/kernels/seal/seal_sphere.h"
 #include "cpu/kernels/seal/seal_split.h"
 #include "cpu/kernels/seal/seal_workspace.h"
 
@@ -19,8 +20,10 @@ namespace kvlathe {
 namespace {
 
 bool IsValidSide(const PackedSide& side, bool is_key) {
-  const bool has_bits = side.bits == 2 || side.bits == 3 || side.bits == 4 || side.bits == 8;
+  const bool has_bits = (side.bits >= 2 && side.bits <= 5) || side.bits == 8;
   if (!has_bits || side.group < 0 || side.group % 16 != 0) return false;
+  const bool may_clip = side.sharing == ScaleSharing::kToken && !side.is_symmetric;
+  if (side.clip <= 0 || side.clip > 1 || (side.clip < 1 && !may_clip)) return false;
   switch (side.sharing) {
     case ScaleSharing::kChannel:
       return is_key && !side.is_symmetric &&
@@ -58,6 +61,20 @@ struct EvenSteps {
   static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) { return SealKeys(run, ws); }
   static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) { return SealValues(run, ws); }
 };
+struct BalancedSteps {
+  const BalancedCodec& codec;
+  bool IsValid(const PackedFormat& format) const {
+    const CodecFacts facts = FactsOf(codec);
+    const bool has_tile = codec.tile > 0 && codec.tile % kBlockSize == 0;
+    const bool is_repaired =
+        format.prompt_rank > 0 || format.decode_rank > 0 || format.sparse_share > 0;
+    return has_tile && codec.tile <= kMostTileTokens && !is_repaired &&
+           IsValidSide(facts.k, /*is_key=*/true) && IsValidSide(facts.v, /*is_key=*/false);
+  }
+  static bool IsValidHead(const PackedShape& shape) { return EvenSteps::IsValidHead(shape); }
+  static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) { return SealKeys(run, ws); }
+  static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) { return SealValues(run, ws); }
+};
 struct TableNumbers {
   const TableCodec& codec;
   bool IsValid(const PackedFormat& /*format*/) const {
@@ -66,6 +83,21 @@ struct TableNumbers {
   static bool IsValidHead(const PackedShape& shape) { return EvenSteps::IsValidHead(shape); }
   static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) { return SealKeys(run, ws); }
   static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) { return SealValues(run, ws); }
+};
+struct SphereLevels {
+  const SphereCodec& codec;
+  bool IsValid(const PackedFormat& format) const {
+    const auto has_table = [](int bits) { return bits >= 2 && bits <= kMostNormalBits; };
+    return has_table(codec.key_bits) && has_table(codec.value_bits) && format.sparse_share == 0 &&
+           format.prompt_rank == 0 && format.decode_rank == 0;
+  }
+  static bool IsValidHead(const PackedShape& shape) { return EvenSteps::IsValidHead(shape); }
+  static bool SealKeysOf(const HeadRun& run, SealWorkspace* ws) {
+    return SealSphereSide(run, /*is_key=*/true, ws);
+  }
+  static bool SealValuesOf(const HeadRun& run, SealWorkspace* ws) {
+    return SealSphereSide(run, /*is_key=*/false, ws);
+  }
 };
 struct Codebooks {
   const CodebookCodec& codec;
@@ -99,7 +131,9 @@ struct NotSealedHere {
 };
 
 EvenSteps WayOf(const UniformCodec& codec) { return {codec}; }
+BalancedSteps WayOf(const BalancedCodec& codec) { return {codec}; }
 TableNumbers WayOf(const TableCodec& codec) { return {codec}; }
+SphereLevels WayOf(const SphereCodec& codec) { return {codec}; }
 Codebooks WayOf(const CodebookCodec& codec) { return {codec}; }
 SplitCodes WayOf(const SplitBitsCodec& codec) { return {codec}; }
 NotSealedHere WayOf(const RowsCodec& /*codec*/) { return {}; }
@@ -213,10 +247,12 @@ SealSizes Sealer::State::Sizes() const {
     const PackedShape& s = run.shape;
     const int64_t rank = std::max(s.rank_k, s.rank_v);
     sizes.max_rank = std::max(sizes.max_rank, rank);
+    sizes.tile_words = std::max(sizes.tile_words, s.k.balanced_tokens * rank);
     sizes.has_parts = std::holds_alternative<EntryBits>(s.storage);
     if (s.key_outliers() > 0) {
       sizes.column_keys = std::max<int64_t>(sizes.column_keys, s.n_tokens());
     }
+    if (s.k.has_norms) sizes.residual_words = std::max(sizes.residual_words, kBlockSize * rank);
     if (s.k.has_codebook) {
       sizes.quotients = std::max(sizes.quotients, s.n_key_entries() > 0 ? s.n_tokens() * rank : 0);
     }

@@ -8,6 +8,13 @@
 // scale = F16(x / -8) for the x with the largest |x| (the positive one of two), and code 0 stands
 // for -8 scale.
 //
+// Clipping (docs/methods/oscar.md). Where a side clips, max and min of a group are at most, and at
+// least minus, the magnitude with floor(clip * n) smaller ones among the n numbers of the token in
+// the head, or the largest. Numbers beyond get the codes at either end.
+//
+// Balanced steps (docs/methods/kvarn.md). A tile is divided by its balance (seal_balance.h) before
+// its groups get scales, minima and codes as above.
+//
 // Exact entries (docs/methods/gear.md). In K they are, of each channel, the key_outliers() largest
 // rows of the run and as many smallest ones. In V they are, of each token, the value_outliers()
 // largest and smallest values over the channels of all heads of the layer, heads in order. Of equal

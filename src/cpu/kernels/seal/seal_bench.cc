@@ -129,6 +129,7 @@ int Main(int argc, char** argv) {
       {"4 bits KIVI 32", Uniform(Channel(4, 32), Token(4, 32))},
       {"2 bits KIVI 32", Uniform(Channel(2, 32), Token(2, 32))},
       {"3 bits KIVI 32", Uniform(Channel(3, 32), Token(3, 32))},
+      {"4/2 bits KVarN", {BalancedCodec{}}},
       {"4 bits GEAR-L", Uniform(Channel(4, 0), TokenLayer(4), 4, 2)},
       {"4 bits GEAR", Uniform(Channel(4, 0), TokenLayer(4), 4, 2, 0.02)},
       {"2 bits GEAR", Uniform(Channel(2, 64), Token(2, 64), 4, 2, 0.02)},

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/kernels/seal/seal_balance.h"
+#include "cpu/kernels/seal/seal_clip.h"
 #include "cpu/kernels/seal/seal_codebook.h"
 #include "cpu/kernels/seal/seal_exact.h"
 
@@ -48,13 +50,33 @@ const TableSteps* StepsOf(const PackedSide& side) {
 }
 
 bool ExpandKeys(const HeadRun& run, int block_idx, SealWorkspace* ws) {
-  return run.kernels->expand(run.row_type, run.keys(block_idx),
-                             int64_t{kBlockSize} * run.shape.rank_k, ws->x);
+  const PackedShape& s = run.shape;
+  if (!run.kernels->expand(run.row_type, run.keys(block_idx), int64_t{kBlockSize} * s.rank_k,
+                           ws->x)) {
+    return false;
+  }
+  if (s.k.balanced_tokens > 0) {
+    const int token = block_idx * kBlockSize % s.k.balanced_tokens;
+    run.kernels->divide_elements(ws->balance + 2 * token, KeyGrid(s.rank_k), ws->x);
+  }
+  return true;
 }
 
 bool ExpandValues(const HeadRun& run, int block_idx, SealWorkspace* ws) {
-  return run.kernels->expand(run.row_type, run.values(block_idx),
-                             int64_t{kBlockSize} * run.shape.rank_v, ws->x);
+  const PackedShape& s = run.shape;
+  if (!run.kernels->expand(run.row_type, run.values(block_idx), int64_t{kBlockSize} * s.rank_v,
+                           ws->x)) {
+    return false;
+  }
+  if (s.v.balanced_tokens > 0) {
+    run.kernels->divide_elements(ws->balance, ValueGrid(s.rank_v), ws->x);
+  }
+  return true;
+}
+
+// The block behind the tile of block `first`.
+int EndOfTile(const PackedShape& s, int tile, int first) {
+  return std::min(first + tile / kBlockSize, s.n_blocks);
 }
 
 // How K of a run is grouped.
@@ -85,6 +107,7 @@ bool MeasureKeys(const HeadRun& run, const KeyGroups& groups, int block_idx, Sea
     run.kernels->extend_ranges(ws->x, grid, groups.group / 16, ws->low, ws->high);
   } else {
     run.kernels->extend_token_ranges(ws->x, grid, groups.group / 2, ws->low, ws->high);
+    ClipTokenRanges(run.shape.k, /*is_key=*/true, run.shape.rank_k, groups.n_groups, ws);
   }
   return true;
 }
@@ -146,6 +169,7 @@ bool ScaleValues(const HeadRun& run, int group, int block_idx, SealWorkspace* ws
   ResetRanges(int64_t{n_groups} * kBlockSize, ws);
   SetValueEntries(run, block_idx, kNoValue, ws->x);
   run.kernels->extend_ranges(ws->x, ValueGrid(s.rank_v), group / 16, ws->low, ws->high);
+  ClipTokenRanges(s.v, /*is_key=*/false, s.rank_v, n_groups, ws);
   RoundScales(run, s.v, n_groups, kBlockSize,
               run.head().packed[block_idx] + ValueTokenScaleOffset(s), ws);
   if (s.n_value_entries() > 0) ExpandValues(run, block_idx, ws);
@@ -189,6 +213,7 @@ bool SealKeys(const HeadRun& run, SealWorkspace* ws) {
   if (s.key_outliers() > 0) FindKeyTails(run, ws);
   for (int first = 0; first < s.n_blocks; first += groups.span_blocks) {
     const int end = std::min(first + groups.span_blocks, s.n_blocks);
+    if (s.k.balanced_tokens > 0 && !BalanceKeys(run, first, end, ws)) return false;
     ResetRanges(int64_t{groups.n_groups} * (groups.by_channel ? s.rank_k : kBlockSize), ws);
     for (int b = first; b < end; ++b) {
       if (!MeasureKeys(run, groups, b, ws)) return false;
@@ -204,6 +229,11 @@ bool SealValues(const HeadRun& run, SealWorkspace* ws) {
   const bool is_whole = s.v.sharing == ScaleSharing::kTokenLayer || s.v.group == 0;
   const int group = is_whole ? s.rank_v : s.v.group;
   for (int b = 0; b < s.n_blocks; ++b) {
+    const int tile = s.v.balanced_tokens;
+    if (tile > 0 && b * kBlockSize % tile == 0 &&
+        !BalanceValues(run, b, EndOfTile(s, tile, b), ws)) {
+      return false;
+    }
     if (!ScaleValues(run, group, b, ws)) return false;
     float* const residual = ResidualOf(run, /*is_key=*/false, b, ws);
     if (s.v.has_codebook) {

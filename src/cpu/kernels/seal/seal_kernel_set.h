@@ -1,6 +1,7 @@
 // The kernels of sealing for the instruction set that the including file is compiled for.
 #pragma once
 
+#include "cpu/kernels/seal/seal_balance_kernels.h"
 #include "cpu/kernels/seal/seal_kernels.h"
 #include "cpu/kernels/seal/seal_lowrank_kernels.h"
 #include "cpu/kernels/seal/seal_trellis_kernels.h"
@@ -458,7 +459,7 @@ class Quantiser {
   const Floats lowest_, highest_;
 };
 
-// Makes codes of a table, 4 bits each. The number of boundaries below a quotient chooses its code.
+// Makes codes of a table. The number of boundaries below a quotient chooses its code.
 template <typename Scales>
 class TableQuantiser {
  public:
@@ -500,16 +501,20 @@ void QuantiseBits(const QuantiseParams& p) {
   }
 }
 
+template <int kBits>
 void QuantiseByTable(const QuantiseParams& p) {
   if (p.by_pairs) {
-    PackLines<4>(p, TableQuantiser<ScalesByPair>(p));
+    PackLines<kBits>(p, TableQuantiser<ScalesByPair>(p));
   } else {
-    PackLines<4>(p, TableQuantiser<ScalesByWord>(p));
+    PackLines<kBits>(p, TableQuantiser<ScalesByWord>(p));
   }
 }
 
 void Quantise(const QuantiseParams& p) {
-  if (p.steps != nullptr) return QuantiseByTable(p);
+  if (p.steps != nullptr) {
+    if (p.bits == 2) return QuantiseByTable<2>(p);
+    return p.bits == 3 ? QuantiseByTable<3>(p) : QuantiseByTable<4>(p);
+  }
   switch (p.bits) {
     case 1:
       return QuantiseBits<1>(p);
@@ -537,6 +542,9 @@ constexpr SealKernels kSealKernelSet = {.expand = Expand,
                                         .encode_units = EncodeUnits,
                                         .encode_trellis = EncodeTrellis,
                                         .unit_losses = UnitLosses,
+                                        .element_variances = ElementVariances,
+                                        .member_variances = MemberVariances,
+                                        .divide_elements = DivideElements,
                                         .to_f16 = ToF16Rows,
                                         .from_f16 = FromF16Rows,
                                         .multiply = Multiply,

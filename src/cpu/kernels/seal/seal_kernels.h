@@ -55,7 +55,7 @@ struct QuantiseParams {
   bool is_key;
   int bits;
   bool is_symmetric;
-  const TableSteps* steps;  // set for codes of a table; null: even steps
+  const TableSteps* steps;  // set for codes of a table, of 2 to 4 bits; null: even steps
   // Whether scales and minima go by pairs. Then they are [groups][2 * n_pairs], where a group is
   // `group` lines of a pair. Otherwise (K per token) they are [groups][4 lines][32 words], where a
   // group is `group` pairs.
@@ -118,6 +118,17 @@ struct SealKernels {
   // Sets losses[i] to the sum of the squares of what these codes, in units of tokens, lose of n
   // elements times factors[i] > 0, for kLossFactors factors. n is a multiple of 16.
   void (*unit_losses)(int bits, int64_t n, const float* x, const float* factors, float* losses);
+
+  // The variances, by n - 1, of a tile [n_pairs][n_words], where n_words is a multiple of 32: of
+  // its n_words / 2 elements over the members of all pairs, each times its factor [2 * n_pairs],
+  // and of its 2 * n_pairs members over the elements, each times its factor, which `twice`
+  // [n_words] has twice.
+  void (*element_variances)(const float* tile, int n_pairs, int n_words, const float* factors,
+                            float* variances);
+  void (*member_variances)(const float* tile, int n_pairs, int n_words, const float* twice,
+                           float* variances);
+  // Divides the elements of a block by numbers, which `twice` has twice.
+  void (*divide_elements)(const float* twice, PairGrid grid, float* x);
 
   // Convert to F16, where numbers beyond F16 become its largest one, and back. n is a multiple of
   // 16.

@@ -39,6 +39,12 @@ void ExpectSealed(const RefSealed& want, const Layer& layer) {
   ExpectSameBytes(want.layer_record, layer.layer_record, "layer record");
 }
 
+std::vector<Named> FormatsOfCpus() {
+  std::vector<Named> formats = Formats();
+  for (const Named& sphere : SphereFormats()) formats.push_back(sphere);
+  return formats;
+}
+
 class SealTest : public testing::TestWithParam<Isa> {};
 
 // The literal reference takes minutes under a sanitizer: every third of the data then, others for
@@ -53,7 +59,7 @@ TEST_P(SealTest, BytesAreThoseOfTheDefinition) {
   ThreadPool pool(3);
   Random random(1);
   int first_data = 0;
-  for (const Named& named : Formats()) {
+  for (const Named& named : FormatsOfCpus()) {
     for (DType row_type : {DType::kBf16, DType::kF32}) {
       Sealer sealer(named.format, row_type, 3, &pool, GetParam());
       first_data = (first_data + 1) % kDataStep;
@@ -126,6 +132,88 @@ TEST_P(SealTest, ExactEntriesOfOneLane) {
   }
 }
 
+PackedSide Clipped(PackedSide side, double share) {
+  side.clip = share;
+  return side;
+}
+
+// Ranges of clipped rows, whose groups are the row or parts of it, beside exact entries, which do
+// not count, and repairs.
+TEST_P(SealTest, ClippedRows) {
+  ThreadPool pool(2);
+  for (const PackedFormat& format :
+       {Uniform(Clipped(Token(2, 128), 0.96), Clipped(Token(2, 128), 0.92)),
+        Uniform(Clipped(Token(3, 16), 0.5), Token(4, 48)),
+        Uniform(Clipped(Token(2, 0), 0.999), Clipped(Token(8, 32), 0.01), 2, 2, 0.05)}) {
+    for (int data = 0; data < static_cast<int>(Data::kLast); ++data) {
+      for (DType row_type : {DType::kBf16, DType::kF32}) {
+        SCOPED_TRACE(fmt::format("bits {} data {} rows {}", KeySide(format.codec).bits, data,
+                                 DTypeName(row_type)));
+        const auto& ranks = Heads()[data % Heads().size()];
+        Layer layer(format, row_type, DrawHeads(static_cast<Data>(data), ranks, 2, row_type, 5), 2,
+                    true);
+        Sealer sealer(format, row_type, 1, &pool, GetParam());
+        const SealJob job = layer.Job(7);
+        ASSERT_TRUE(sealer.Run({&job, 1}).ok());
+        ExpectSealed(layer.Ref(), layer);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Codes with signs: those of the levels are codes of fewer bits, and a sign is that of the residual
+// under its rotation, unless the residual is so near 0 that rounding decides.
+TEST_P(SealTest, SignsAreThoseOfResiduals) {
+  ThreadPool pool(2);
+  for (int bits = 2; bits <= 4; ++bits) {
+    constexpr int kRank = 64;
+    const PackedFormat format = {SphereCodec{.key_bits = bits, .keys_have_signs = true}};
+    Layer layer(format, DType::kF32, DrawHeads(Data::kTypical, {{kRank, 32}}, 2, DType::kF32, 8), 2,
+                true);
+    Sealer sealer(format, DType::kF32, 1, &pool, GetParam());
+    const SealJob job = layer.Job(7);
+    ASSERT_TRUE(sealer.Run({&job, 1}).ok());
+    const PackedShape s = layer.ShapeOf(0);
+    const NormalTable& table = kNormalTables[bits - 2];
+    int n_sure = 0;
+    for (int token = 0; token < 2 * kBlockSize; ++token) {
+      const std::byte* const block = layer.packed[token / kBlockSize].data();
+      const int t = token % kBlockSize;
+      const float* const key = &layer.heads[0].k[token * kRank];
+      uint16_t stored[2];
+      for (int part = 0; part < 2; ++part) {
+        std::memcpy(&stored[part],
+                    block + KeyTokenScaleOffset(s) + int64_t{2} * (part * kBlockSize + t), 2);
+      }
+      const double scale = F16ValueRef(stored[0]) * table.table.unit;
+      double squares = 0, lost = 0;
+      std::vector<double> residual(kRank);
+      std::vector<int> codes(kRank);
+      for (int c = 0; c < kRank; ++c) {
+        codes[c] = ReadCode(block, bits, KeyCodePlace(bits, t, c));
+        squares += static_cast<double>(key[c]) * key[c];
+        residual[c] = key[c] - table.table.numbers[codes[c] % (1 << (bits - 1))] * scale;
+        lost += residual[c] * residual[c];
+      }
+      EXPECT_NEAR(scale, std::sqrt(squares / kRank) * table.step, scale * 0x1p-10);
+      EXPECT_NEAR(F16ValueRef(stored[1]), std::sqrt(lost * 1.5707963 / kRank),
+                  std::sqrt(lost) * 0x1p-10);
+      for (int i = 0; i < kRank; ++i) {
+        double turned = 0;
+        for (int j = 0; j < kRank; ++j) {
+          const double x = residual[j] * SignOfChannel(SphereRotation::kOfResiduals, j);
+          turned += __builtin_popcount(i & j) % 2 == 1 ? -x : x;
+        }
+        if (std::fabs(turned) < 1e-4 * std::sqrt(lost)) continue;
+        ++n_sure;
+        EXPECT_EQ(codes[i] >> (bits - 1), turned < 0 ? 1 : 0) << bits << " " << token << " " << i;
+      }
+    }
+    EXPECT_GT(n_sure, 2 * kBlockSize * kRank * 9 / 10);
+  }
+}
+
 struct ErrorStats {
   double max = 0, mean = 0, relative = 0;  // the last: Frobenius
 };
@@ -187,8 +275,9 @@ TEST_P(SealTest, JobsDoNotDependOnEachOther) {
 }
 
 TEST_P(SealTest, SameBytesForAnyWorkersAndInstructionSet) {
-  for (const char* name : {"gear_kivi2", "gear_kcvt4", "gear_token3", "kvquant_gear"}) {
-    for (const Named& named : Formats()) {
+  for (const char* name :
+       {"gear_kivi2", "gear_kcvt4", "gear_token3", "kvquant_gear", "sphere2_3"}) {
+    for (const Named& named : FormatsOfCpus()) {
       if (named.name != name) continue;
       const auto heads = DrawHeads(Data::kTypical, Heads()[1], 5, DType::kF32, 3);
       std::optional<Layer> first;
@@ -211,8 +300,8 @@ TEST_P(SealTest, RefusesWhatIsNotFinite) {
   ThreadPool pool(2);
   const float inf = std::numeric_limits<float>::infinity();
   for (const char* name :
-       {"kivi2_g64", "kcvt4", "gear_kcvt4", "gear_token3", "kvquant2", "kvquant4"}) {
-    for (const Named& named : Formats()) {
+       {"kivi2_g64", "kcvt4", "gear_kcvt4", "gear_token3", "kvquant2", "kvquant4", "sphere4"}) {
+    for (const Named& named : FormatsOfCpus()) {
       if (named.name != name) continue;
       for (DType row_type : {DType::kBf16, DType::kF32}) {
         for (float bad : {inf, -inf, std::numeric_limits<float>::quiet_NaN(), -std::nanf("")}) {

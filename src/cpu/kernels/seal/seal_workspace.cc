@@ -23,7 +23,7 @@ class Parts {
 };
 
 int64_t LayOut(const SealSizes& sizes, std::byte* base, SealWorkspace* ws) {
-  constexpr int64_t kMaxColumns = std::max(kMaxPackedRank, kBlockSize);
+  constexpr int64_t kMaxColumns = std::max(kMaxPackedRank, kMostTileTokens);
   Parts parts(base);
   parts.Take(kBlockSize * sizes.max_rank, &ws->x);
   parts.Take(sizes.has_parts ? kBlockSize * sizes.max_rank : 0, &ws->part);
@@ -43,6 +43,8 @@ int64_t LayOut(const SealSizes& sizes, std::byte* base, SealWorkspace* ws) {
   parts.Take(sizes.factor_words, &ws->q);
   parts.Take(sizes.max_rank * sizes.lowrank, &ws->p);
   parts.Take(2 * std::max(sizes.factor_words, sizes.max_rank * sizes.lowrank), &ws->doubled);
+  parts.Take(sizes.tile_words, &ws->tile);
+  parts.Take(sizes.tile_words > 0 ? 2 * kMaxColumns : 0, &ws->balance);
   parts.Take(sizes.losses, &ws->losses);
   return parts.n_bytes();
 }

@@ -34,6 +34,7 @@ struct SealSizes {
   int64_t quotients = 0;   // elements of K of a run, with a codebook and exact entries
   bool has_parts = false;  // where bits are split, some channels of a block of V are taken apart
   bool has_exact = false;
+  int64_t tile_words = 0;  // of the largest tile that is balanced
 
   friend bool operator==(const SealSizes&, const SealSizes&) = default;
 };
@@ -62,6 +63,8 @@ struct SealWorkspace {
   float* residual;
   float* quotients;        // magnitudes, of a run: by block, by lines
   float *q, *p, *doubled;  // of ResidualParams
+  float* tile;             // a tile, [pairs][words] (seal_balance.h)
+  float* balance;          // of its elements, each twice
   float* losses;           // what the codes of exact entries lose, of a run (seal_exact.h)
 
  private:

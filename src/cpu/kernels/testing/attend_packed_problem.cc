@@ -10,7 +10,7 @@ namespace kvlathe {
 namespace {
 
 int64_t GroupBegin(int64_t side_begin, int bits, int64_t group) {
-  return side_begin + group * (bits == 3 ? 96 : 64);
+  return side_begin + group * (bits == 3 ? 96 : bits == 5 ? 80 : 64);
 }
 
 // A code of a side as the documentation places it.
@@ -21,19 +21,24 @@ int CodeAt(const TestRecord& block, int64_t side_begin, int bits, bool is_symmet
     const uint8_t code = block.byte(begin + w / 8 * 16 + line * 8 + w % 8);
     return is_symmetric ? static_cast<int8_t>(code) : code;
   }
-  const int low_bits = bits == 3 ? 2 : bits;
+  const bool has_high_bit = bits == 3 || bits == 5;
+  const int low_bits = has_high_bit ? bits - 1 : bits;
   const unsigned word = block.byte(begin + 2 * w) | block.byte(begin + 2 * w + 1) << 8;
   int code = word >> (low_bits * line) & ((1u << low_bits) - 1);
-  if (bits == 3) code |= (block.byte(begin + 64 + 4 * line + w / 8) >> w % 8 & 1) << 2;
+  if (has_high_bit) {
+    code |= (block.byte(begin + 64 + 4 * line + w / 8) >> w % 8 & 1) << low_bits;
+  }
   return code;
 }
 
-int LinesOf(int bits) { return bits == 2 || bits == 3 ? 8 : bits == 4 ? 4 : 2; }
+int LinesOf(int bits) { return bits <= 3 ? 8 : bits <= 5 ? 4 : 2; }
 
 int GroupCount(int n, int group) { return group == 0 ? 1 : (n + group - 1) / group; }
 
 // Bytes of a row of scales, one per token.
-int64_t TokenScales(const PackedSide& side) { return side.table != nullptr ? 64 : 128; }
+int64_t TokenScales(const PackedSide& side) {
+  return side.table != nullptr && !side.has_norms ? 64 : 128;
+}
 
 // The middle of the codes there are, as a number of codes.
 double Centre(const PackedSide& side) {
@@ -49,6 +54,13 @@ void SetCode(TestMatrix& m, int64_t at, int code, const TestScale& s, const Pack
   m.centred[at] = from_centre;
   m.rounded[at] = rounds ? std::abs(from_centre) : 0;
   m.parts[at] = std::abs(from_centre) + std::abs(s.minimum + s.scale * Centre(side));
+}
+
+// What a balance does to an element.
+void Balance(TestMatrix& m, int64_t at, double balance) {
+  for (std::vector<double>* part : {&m.values, &m.centred, &m.rounded, &m.parts}) {
+    (*part)[at] *= balance;
+  }
 }
 
 // What an exact entry adds. Kernels may add it to the code, and then what comes out and what it is
@@ -189,8 +201,13 @@ TestScale PackedProblem::RandomScale(const PackedSide& side) {
   return s;
 }
 
+double PackedProblem::RandomBalance() { return 0.75 + 1.5 * random.Uniform(); }
+
 TestScale PackedProblem::PutScale(TestRecord& to, int64_t offset, int64_t min_step,
                                   const PackedSide& side) {
+  if (side.has_norms) {
+    return {to.PutF16(offset, 0.2 + random.Uniform()) * side.table->unit, 0};
+  }
   if (side.table != nullptr) {
     const int exponent = -2 - static_cast<int>(random.Below(3));
     to.PutU8(offset, static_cast<uint8_t>(127 + exponent));
@@ -209,7 +226,7 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
   run.n_tokens = spec.n_blocks * 64;
   run.lowrank = spec.is_prompt ? c.format.prompt_rank : c.format.decode_rank;
   if (!spec.is_repaired) run.lowrank = 0;
-  const int v_parts = vs.is_symmetric ? 1 : 2, k_parts = ks.is_symmetric ? 1 : 2;
+  const int v_parts = vs.is_symmetric ? 1 : 2, k_parts = ScaleParts(ks);
   const int64_t token_scales = 64 * 2;  // bytes of a row of F16 per token
   run.v_begin = 64 * c.rank_k * ks.bits / 8;
   run.k_scales = run.v_begin + 64 * c.rank_v * vs.bits / 8;
@@ -217,6 +234,8 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
   if (ks.sharing == ScaleSharing::kToken) {
     run.v_scales += GroupCount(c.rank_k, ks.group) * k_parts * TokenScales(ks);
   }
+  run.k_balance = run.v_scales;
+  if (ks.balanced_tokens > 0) run.v_scales += token_scales;
   run.k_factor = run.v_scales;
   if (vs.sharing == ScaleSharing::kToken) {
     run.k_factor += GroupCount(c.rank_v, vs.group) * v_parts * TokenScales(vs);
@@ -240,6 +259,10 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
   if (ks.sharing == ScaleSharing::kChannel) {
     record_bytes += GroupCount(run.n_tokens, ks.group) * 2 * c.rank_k * 2;
   }
+  run.v_balance = record_bytes;
+  if (vs.balanced_tokens > 0) {
+    record_bytes += GroupCount(run.n_tokens, vs.balanced_tokens) * c.rank_v * 2;
+  }
   const int64_t basis = record_bytes;
   record_bytes += run.lowrank * (c.rank_k + c.rank_v) * 2;
   const int64_t key_sparse = record_bytes;
@@ -256,6 +279,7 @@ void PackedProblem::AddRun(const RunSpec& spec, int first_block) {
   run.layer_record = static_cast<int>(memory.size());
   NewBytes(layer_bytes);
   PutKeyCodes(run);
+  if (ks.has_signs) PutResiduals(run);
   PutValueCodes(run);
   if (key_outliers > 0) PutKeyOutliers(run, key_sparse);
   if (value_outliers > 0) PutValueOutliers(run, value_sparse);
@@ -290,12 +314,38 @@ void PackedProblem::PutKeyCodes(RunMemory& run) {
     }
   }
   for (int t = 0; t < run.n_tokens; ++t) {
+    const double balance =
+        side.balanced_tokens == 0
+            ? 1
+            : memory[run.blocks[t / 64]].PutF16(run.k_balance + t % 64 * 2, RandomBalance());
     for (int r = 0; r < c.rank_k; ++r) {
       const int g = side.group == 0 ? 0 : (is_per_channel ? t : r) / side.group;
       const TestScale& s = scales[g][is_per_channel ? r : t];
       if (run.first_entry + t < 0) continue;
       SetCode(k, k.At(run.first_entry + t, r), KeyCode(memory[run.blocks[t / 64]], side, t % 64, r),
               s, side, is_per_channel && !c.has_exact_scales);
+      Balance(k, k.At(run.first_entry + t, r), balance);
+    }
+  }
+}
+
+// What signs add to keys: the sum over channels of sign times length times their row of Q D
+// (residual_signs.h), where the ranks are powers of two.
+void PackedProblem::PutResiduals(RunMemory& run) {
+  const PackedSide side = KeySide(c.format.codec);
+  for (int t = 0; t < run.n_tokens; ++t) {
+    TestRecord& block = memory[run.blocks[t / 64]];
+    const double length = block.PutF16(run.k_scales + 128 + t % 64 * 2, 0.1 + random.Uniform());
+    for (int r = 0; r < c.rank_k && run.first_entry + t >= 0; ++r) {
+      double sum = 0;
+      for (int i = 0; i < c.rank_k; ++i) {
+        const bool is_negative = KeyCode(block, side, t % 64, i) >> (side.bits - 1) != 0;
+        sum += (__builtin_popcount(i & r) % 2 == 1) != is_negative ? -1 : 1;
+      }
+      const int64_t at = k.At(run.first_entry + t, r);
+      const double added = sum * length / std::sqrt(c.rank_k);
+      k.values[at] += SignOfChannel(SphereRotation::kOfResiduals, r) * added;
+      k.parts[at] += length * std::sqrt(c.rank_k);
     }
   }
 }
@@ -305,7 +355,15 @@ void PackedProblem::PutValueCodes(RunMemory& run) {
   const bool is_of_layer = side.sharing == ScaleSharing::kTokenLayer;
   const int n_groups = is_of_layer ? 1 : GroupCount(c.rank_v, side.group);
   const int parts = side.is_symmetric ? 1 : 2;
+  std::vector<double> balances;  // of the channels of the tile at work
   for (int t = 0; t < run.n_tokens; ++t) {
+    if (side.balanced_tokens > 0 && t % side.balanced_tokens == 0) {
+      balances.clear();
+      const int64_t tile = run.v_balance + int64_t{t} / side.balanced_tokens * c.rank_v * 2;
+      for (int r = 0; r < c.rank_v; ++r) {
+        balances.push_back(memory[run.record].PutF16(tile + 2 * r, RandomBalance()));
+      }
+    }
     TestRecord& block = memory[run.blocks[t / 64]];
     std::vector<TestScale> scales;
     for (int g = 0; g < n_groups; ++g) {
@@ -321,6 +379,7 @@ void PackedProblem::PutValueCodes(RunMemory& run) {
       if (run.first_entry + t < 0) continue;
       SetCode(v, v.At(run.first_entry + t, r),
               ValueCode(block, run.v_begin, side, c.rank_v, t % 64, r), s, side, true);
+      if (!balances.empty()) Balance(v, v.At(run.first_entry + t, r), balances[r]);
     }
   }
 }

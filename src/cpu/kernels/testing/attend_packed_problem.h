@@ -115,6 +115,7 @@ class PackedProblem {
  private:
   TestRecord& NewBytes(int64_t n) { return memory.emplace_back(n); }
   TestScale RandomScale(const PackedSide& side);
+  double RandomBalance();
   // Puts a scale at offset and its minimum min_step bytes behind it.
   TestScale PutScale(TestRecord& to, int64_t offset, int64_t min_step, const PackedSide& side);
 
@@ -124,12 +125,14 @@ class PackedProblem {
     std::vector<int> blocks;  // indices into memory
     int record = -1, layer_record = -1;
     // In the block.
-    int64_t v_begin, k_scales, v_scales, k_factor, v_factor, k_counts, v_counts;
+    int64_t v_begin, k_scales, k_balance, v_scales, k_factor, v_factor, k_counts, v_counts;
+    int64_t v_balance;  // in the record
     int lowrank, n_tokens;
   };
 
   void AddRun(const RunSpec& spec, int first_block);
   void PutKeyCodes(RunMemory& run);
+  void PutResiduals(RunMemory& run);
   void PutValueCodes(RunMemory& run);
   void PutKeyOutliers(RunMemory& run, int64_t offset);
   void PutValueOutliers(RunMemory& run, int64_t offset);

@@ -100,14 +100,29 @@ void EncodeKeys(const Codebook& codebook, const std::vector<float>& scales, Matr
   }
 }
 
-// Scale and minimum of the elements `group`, and their codes.
-Scale QuantiseGroup(const PackedSide& side, const Elements& group) {
+// The magnitude at which the row of a token is clipped: sorted, that of index floor(share * n) of
+// its n elements, or the last. Infinite where all are exact entries.
+float ClipOfRow(const Matrix& m, int token, double share) {
+  std::vector<float> magnitudes;
+  for (int c = 0; c < m.rank; ++c) {
+    if (!m.is_exact[m.at(token, c)]) magnitudes.push_back(std::fabs(m.x[m.at(token, c)]));
+  }
+  if (magnitudes.empty()) return std::numeric_limits<float>::infinity();
+  std::sort(magnitudes.begin(), magnitudes.end());
+  const auto index = static_cast<size_t>(share * static_cast<double>(magnitudes.size()));
+  return magnitudes[std::min(index, magnitudes.size() - 1)];
+}
+
+// Scale and minimum of the elements `group`, clipped to +-clip, and their codes.
+Scale QuantiseGroup(const PackedSide& side, const Elements& group,
+                    float clip = std::numeric_limits<float>::infinity()) {
   bool is_empty = true;
   float low = 0, high = 0;
   for (const auto& [m, i] : group) {
     if (m->is_exact[i]) continue;
-    low = is_empty ? m->x[i] : std::min(low, m->x[i]);
-    high = is_empty ? m->x[i] : std::max(high, m->x[i]);
+    const float x = std::clamp(m->x[i], -clip, clip);
+    low = is_empty ? x : std::min(low, x);
+    high = is_empty ? x : std::max(high, x);
     is_empty = false;
   }
   if (low == 0) low = 0;  // not -0
@@ -172,6 +187,35 @@ Scale EncodeByTable(const CodeTable& table, const Elements& group) {
   return {static_cast<uint16_t>(exponent + 127), 0};
 }
 
+// The scale of the elements `group` under the levels of a normal number: codes are of the levels
+// nearest to what it takes on average, and then, where `corrects`, it is what gives the row its
+// length. Signs are not made here.
+Scale EncodeByLevels(const PackedSide& side, bool corrects, const Elements& group) {
+  const int n_codes = 1 << side.bits;
+  const double unit = side.table->unit, step = kNormalTables[side.bits - 1].step;
+  double squares = 0;
+  for (const auto& [m, i] : group) squares += static_cast<double>(m->x[i]) * m->x[i];
+  uint16_t bits =
+      F16BitsRef(static_cast<float>(std::sqrt(squares / std::ssize(group)) * (step / unit)));
+  const float of_number = bits == 0 ? 1 : F16ValueRef(bits) * side.table->unit;
+  double numbers = 0;
+  for (const auto& [m, i] : group) {
+    const double quotient = std::clamp(m->x[i] / of_number, -256.0f, 256.0f);
+    double nearest = std::numeric_limits<double>::infinity();
+    for (int code = 0; code < n_codes; ++code) {
+      const double distance = std::fabs(quotient - side.table->numbers[code]);
+      const bool is_tie = distance == nearest && code % 2 == 0;
+      if (distance > nearest || (distance == nearest && !is_tie)) continue;
+      nearest = distance;
+      m->code[i] = code;
+    }
+    m->number[i] = side.table->numbers[m->code[i]];
+    numbers += static_cast<double>(m->number[i]) * m->number[i];
+  }
+  if (corrects) bits = F16BitsRef(static_cast<float>(std::sqrt(squares / numbers) / unit));
+  return {bits, 0};
+}
+
 // Marks the n largest and then the n smallest of the rest; the first of equal ones.
 void MarkExact(const Elements& column, int n) {
   std::vector<int> order(column.size());
@@ -204,7 +248,8 @@ void AppendGroup(const std::vector<CodeLine>& lines, int bits, std::vector<std::
     }
     return;
   }
-  const int low_bits = bits == 3 ? 2 : bits;
+  const bool has_high_bit = bits == 3 || bits == 5;
+  const int low_bits = has_high_bit ? bits - 1 : bits;
   for (int w = 0; w < 32; ++w) {
     unsigned word = 0;
     for (size_t i = 0; i < lines.size(); ++i) {
@@ -212,15 +257,15 @@ void AppendGroup(const std::vector<CodeLine>& lines, int bits, std::vector<std::
     }
     Append(static_cast<uint16_t>(word), to);
   }
-  if (bits != 3) return;
+  if (!has_high_bit) return;
   for (const CodeLine& line : lines) {
     uint32_t high = 0;
-    for (int w = 0; w < 32; ++w) high |= static_cast<uint32_t>(line[w] / 4) << w;
+    for (int w = 0; w < 32; ++w) high |= static_cast<uint32_t>(line[w] >> low_bits) << w;
     Append(high, to);
   }
 }
 
-int LinesTogether(int bits) { return bits == 8 ? 2 : bits == 4 ? 4 : 8; }
+int LinesTogether(int bits) { return bits == 8 ? 2 : bits >= 4 ? 4 : 8; }
 
 void AppendKeyCodes(const Matrix& k, int block, int bits, std::vector<std::byte>* to) {
   std::vector<CodeLine> lines;
@@ -261,7 +306,9 @@ void AppendValueCodes(const Matrix& v, int block, int bits, std::vector<std::byt
 }
 
 // Scales of the tokens of one block: [groups][parts][64].
-void AppendTokenScales(Matrix* m, const PackedSide& side, int block, std::vector<std::byte>* to) {
+void AppendTokenScales(Matrix* m, const PackedFormat& format, const PackedSide& side, int block,
+                       std::vector<std::byte>* to) {
+  const auto* const sphere = std::get_if<SphereCodec>(&format.codec);
   const int group = side.group == 0 ? m->rank : side.group;
   for (int first = 0; first < m->rank; first += group) {
     std::vector<Scale> scales;
@@ -270,11 +317,16 @@ void AppendTokenScales(Matrix* m, const PackedSide& side, int block, std::vector
       for (int c = first; c < std::min(first + group, m->rank); ++c) {
         elements.push_back({m, m->at(t, c)});
       }
-      scales.push_back(side.table != nullptr ? EncodeByTable(*side.table, elements)
-                                             : QuantiseGroup(side, elements));
+      if (sphere != nullptr) {
+        scales.push_back(EncodeByLevels(side, sphere->corrects_norms, elements));
+      } else {
+        scales.push_back(side.table != nullptr
+                             ? EncodeByTable(*side.table, elements)
+                             : QuantiseGroup(side, elements, ClipOfRow(*m, t, side.clip)));
+      }
     }
     for (const Scale& s : scales) {
-      if (side.table != nullptr) {
+      if (side.table != nullptr && sphere == nullptr) {
         Append(static_cast<uint8_t>(s.scale_bits), to);
       } else {
         Append(s.scale_bits, to);
@@ -459,15 +511,28 @@ RefObject MakeLayerScales(const PackedFormat& format, const Codebook& codebook,
   return record;
 }
 
-// layer_has_exact: that there are exact entries of V.
-RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, bool layer_has_exact, Matrix* k,
-                       Matrix* v) {
+// Divides the rows of a head by its balance.
+void DivideByBalance(const RefBalance& balance, int tile, Matrix* k, Matrix* v) {
+  for (int t = 0; t < k->n_tokens; ++t) {
+    for (int c = 0; c < k->rank; ++c) k->x[k->at(t, c)] /= F16ValueRef(balance.k[t]);
+    for (int c = 0; c < v->rank; ++c) {
+      v->x[v->at(t, c)] /= F16ValueRef(balance.v[t / tile * v->rank + c]);
+    }
+  }
+}
+
+// layer_has_exact: that there are exact entries of V. `balance` may be null.
+RefSealedHead MakeHead(const PackedFormat& format, const RefBalance* balance, bool is_prompt,
+                       bool layer_has_exact, Matrix* k, Matrix* v) {
   RefSealedHead head;
   const int n_blocks = k->n_tokens / kTokens;
   const int lowrank = is_prompt ? format.prompt_rank : format.decode_rank;
   const PackedSide k_side = KeySide(format.codec), v_side = ValueSide(format.codec);
   if (k_side.sharing == ScaleSharing::kChannel) {
     AppendChannelScales(k, k_side, &head.record.bytes);
+  }
+  if (balance != nullptr) {
+    for (const uint16_t bits : balance->v) Append(bits, &head.record.bytes);
   }
   AppendFactors(int64_t{2} * lowrank * (k->rank + v->rank), &head.record);
   const auto has_exact = [](const Matrix& m) {
@@ -476,8 +541,11 @@ RefSealedHead MakeHead(const PackedFormat& format, bool is_prompt, bool layer_ha
   for (int b = 0; b < n_blocks; ++b) {
     RefObject block;
     std::vector<std::byte> scales;
-    if (k_side.sharing == ScaleSharing::kToken) AppendTokenScales(k, k_side, b, &scales);
-    if (v_side.sharing == ScaleSharing::kToken) AppendTokenScales(v, v_side, b, &scales);
+    if (k_side.sharing == ScaleSharing::kToken) AppendTokenScales(k, format, k_side, b, &scales);
+    for (int t = b * kTokens; balance != nullptr && t < (b + 1) * kTokens; ++t) {
+      Append(balance->k[t], &scales);
+    }
+    if (v_side.sharing == ScaleSharing::kToken) AppendTokenScales(v, format, v_side, b, &scales);
     AppendKeyCodes(*k, b, k_side.bits, &block.bytes);
     AppendValueCodes(*v, b, v_side.bits, &block.bytes);
     block.bytes.insert(block.bytes.end(), scales.begin(), scales.end());
@@ -537,7 +605,12 @@ RefSealed SealRef(const RefSealInput& input) {
   for (size_t h = 0; h < heads.size(); ++h) {
     if (KeySide(format.codec).has_codebook)
       EncodeKeys(codebooks.k, codebooks.key_scales[h], &ks[h]);
-    sealed.heads.push_back(MakeHead(format, input.is_prompt, has_exact_values, &ks[h], &vs[h]));
+    const RefBalance* balance = input.balances.empty() ? nullptr : &input.balances[h];
+    if (balance != nullptr) {
+      DivideByBalance(*balance, KeySide(format.codec).balanced_tokens, &ks[h], &vs[h]);
+    }
+    sealed.heads.push_back(
+        MakeHead(format, balance, input.is_prompt, has_exact_values, &ks[h], &vs[h]));
   }
   EntryLists lists;
   for (int b = 0; b < vs[0].n_tokens / kTokens; ++b) {

@@ -30,6 +30,12 @@ struct RefFactors {
   std::vector<float> a, b;  // [column][token] and [column][channel]
 };
 
+// The stored balance of the tiles of a head, which the reference does not compute either
+// (balance_ref.h does), but divides rows by: F16, of K [token], of V [tile][channel].
+struct RefBalance {
+  std::vector<uint16_t> k, v;
+};
+
 struct RefSealedHead {
   std::vector<RefObject> blocks;
   RefObject record;
@@ -51,6 +57,7 @@ struct RefSealInput {
   LayerCodebooks codebooks;                // of a format that has them
   std::vector<RefFactors> k_factors = {};  // [heads], of a run with a low-rank residual
   std::vector<RefFactors> v_factors = {};
+  std::vector<RefBalance> balances = {};  // [heads], of a format whose tiles are balanced
 };
 RefSealed SealRef(const RefSealInput& input);
 

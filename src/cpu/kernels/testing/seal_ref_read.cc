@@ -17,6 +17,10 @@ float LoadF16(const std::byte* from, int64_t idx) { return F16ValueRef(LoadBits(
 // A value of a code: where the scale lies, and the minimum `stride` numbers behind it.
 float Dequantise(const PackedSide& side, uint8_t code, const std::byte* scales, int64_t idx,
                  int64_t stride) {
+  if (side.has_norms) {
+    return static_cast<float>(side.table->numbers[code]) *
+           (LoadF16(scales, idx) * side.table->unit);
+  }
   if (side.table != nullptr) {
     const double number = side.table->numbers[code];
     return static_cast<float>(
@@ -101,6 +105,7 @@ std::vector<float> ReadKeysRef(const RefObjects& objects) {
       x[i] = Dequantise(side, code, block + KeyTokenScaleOffset(s),
                         c / group * ScaleParts(side) * kBlockSize + t, kBlockSize);
     }
+    if (side.balanced_tokens > 0) x[i] *= LoadF16(block + KeyBalanceOffset(s), t);
   }
   for (int b = 0; b < s.n_blocks; ++b) {
     float* const values = &x[static_cast<size_t>(b) * kBlockSize * rank];
@@ -139,6 +144,10 @@ std::vector<float> ReadValuesRef(const RefObjects& objects) {
       const int group = side.group == 0 ? rank : side.group;
       x[i] = Dequantise(side, code, block + ValueTokenScaleOffset(s),
                         c / group * ScaleParts(side) * kBlockSize + t, kBlockSize);
+    }
+    if (side.balanced_tokens > 0) {
+      x[i] *=
+          LoadF16(objects.record + ValueBalanceOffset(s), token / side.balanced_tokens * rank + c);
     }
   }
   for (int b = 0; b < s.n_blocks; ++b) {

@@ -143,9 +143,26 @@ struct Layer {
     return factors;
   }
 
-  // What the definition says of these rows and of the factors that were sealed.
+  // The balance of a head as it is stored.
+  RefBalance BalanceOf(int h) const {
+    const PackedShape s = ShapeOf(h);
+    RefBalance balance;
+    balance.k.resize(s.n_tokens());
+    for (int b = 0; b < n_blocks; ++b) {
+      std::memcpy(&balance.k[b * kBlockSize], packed[h * n_blocks + b].data() + KeyBalanceOffset(s),
+                  KeyBalanceBytes(s));
+    }
+    balance.v.resize(int64_t{BalancedTiles(s)} * s.rank_v);
+    std::memcpy(balance.v.data(), records[h].data() + ValueBalanceOffset(s), ValueBalanceBytes(s));
+    return balance;
+  }
+
+  // What the definition says of these rows and of the factors and the balance that were sealed.
   RefSealed Ref() const {
     RefSealInput input = {format, heads, is_prompt, codebooks};
+    for (int h = 0; h < n_heads() && ShapeOf(h).k.balanced_tokens > 0; ++h) {
+      input.balances.push_back(BalanceOf(h));
+    }
     for (int h = 0; h < n_heads() && ShapeOf(h).lowrank() > 0; ++h) {
       input.k_factors.push_back(FactorsOf(h, true));
       input.v_factors.push_back(FactorsOf(h, false));
@@ -301,10 +318,21 @@ inline std::vector<Named> Formats() {
           {"table_g32", {TableCodec{&kUneven, 32}}},
           {"table_g16", {TableCodec{&kUneven, 16}}},
           {"gear_table_g48", {TableCodec{&kUneven, 48}, 4, 2, 0.05}},
+          {"kvarn_k4v2", {BalancedCodec{4, 2, 128}}},
+          {"kvarn_k5v3", {BalancedCodec{5, 3, 64}}},
+          {"kvarn_k2v8", {BalancedCodec{2, 8, 128}}},
           {"kvquant4", Codebooks(4, 0.01)},
           {"kvquant3", Codebooks(3, 0.05)},
           {"kvquant2", Codebooks(2, 0)},
           {"kvquant_gear", Codebooks(2, 0.1, 3)}};
+}
+
+// What only the sealer of CPUs makes.
+inline std::vector<Named> SphereFormats() {
+  return {
+      {"sphere4", {SphereCodec{}}},
+      {"sphere3_2_plain", {SphereCodec{.key_bits = 3, .value_bits = 2, .corrects_norms = false}}},
+      {"sphere2_3", {SphereCodec{.key_bits = 2, .value_bits = 3}}}};
 }
 
 inline const std::vector<std::vector<Ranks>>& Heads() {

@@ -9,6 +9,10 @@ void CountChoice(const ChoiceEnd& end, bool is_first_of_prompt, Usage* usage, Ex
   usage->output_tokens += end.n_tokens;
   if (is_first_of_prompt) usage->cached_tokens += end.n_stored;
   usage->pressed_tokens += end.n_pressed;
+  usage->drafted_tokens += end.n_drafted;
+  usage->accepted_tokens += end.n_accepted;
+  exchange->record().drafted_tokens = usage->drafted_tokens;
+  exchange->record().accepted_tokens = usage->accepted_tokens;
   exchange->record().cached_tokens = usage->cached_tokens;
   exchange->record().pressed_tokens = usage->pressed_tokens;
 }
@@ -19,6 +23,11 @@ Json UsageJson(const Usage& usage) {
                {"total_tokens", usage.prompt_tokens + usage.output_tokens},
                {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
   if (usage.pressed_tokens > 0) json["pressed_tokens"] = usage.pressed_tokens;
+  if (usage.drafted_tokens > 0) {
+    json["completion_tokens_details"] = {
+        {"accepted_prediction_tokens", usage.accepted_tokens},
+        {"rejected_prediction_tokens", usage.drafted_tokens - usage.accepted_tokens}};
+  }
   return json;
 }
 
@@ -43,6 +52,7 @@ ChoicePlan PlanChoice(const ServiceState& state, const GenerationOptions& option
   request.level = options.level_idx;
   request.rate = options.rate;
   request.refuses_pressure = options.refuses_pressure;
+  request.drafter = MakeDrafter(options.draft);
   if (!options.ignores_end) {
     request.stop_ids = state.context().end_ids;
     request.stop_ids.insert(request.stop_ids.end(), more_end_ids.begin(), more_end_ids.end());

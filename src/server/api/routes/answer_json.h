@@ -15,7 +15,9 @@ struct Usage {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt
   int64_t output_tokens = 0;
-  int64_t pressed_tokens = 0;  // positions of caches that were compressed further
+  int64_t pressed_tokens = 0;   // positions of caches that were compressed further
+  int64_t drafted_tokens = 0;   // that were checked
+  int64_t accepted_tokens = 0;  // of these, that were generated
 };
 
 // Counts a choice that has ended, in the record of the exchange too. A prompt counts once, with its
@@ -23,7 +25,8 @@ struct Usage {
 void CountChoice(const ChoiceEnd& end, bool is_first_of_prompt, Usage* usage, Exchange* exchange);
 
 // {"prompt_tokens","completion_tokens","total_tokens","prompt_tokens_details":{"cached_tokens"}},
-// and "pressed_tokens" where there are some.
+// "pressed_tokens" where there are some, and where tokens were drafted, as OpenAI has them,
+// "completion_tokens_details": {"accepted_prediction_tokens","rejected_prediction_tokens"}.
 Json UsageJson(const Usage& usage);
 
 // "stop" or "length".

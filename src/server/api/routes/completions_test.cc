@@ -303,6 +303,26 @@ TEST_F(CompletionsTest, TellsTheObserverOfFieldsThatItDoesNotKnow) {
   EXPECT_EQ(observer_.ended.back().unknown_fields, std::vector<std::string>{"inputs"});
 }
 
+TEST_F(CompletionsTest, DraftsChangeNothingButTheCounts) {
+  const std::string prompt = "one two three, one two three, one two three, one two";
+  const Json body = Greedy({{"prompt", prompt}, {"max_tokens", 60}, {"ignore_eos", true}});
+  const Json alone = Answer(kCompletionsPath, body);
+  EXPECT_EQ(alone["usage"].count("completion_tokens_details"), 0u);
+  Json drafted = body;
+  drafted["draft"] = "ngram:tokens=5,min=1";
+  const Json answer = Answer(kCompletionsPath, drafted);
+  EXPECT_EQ(answer["choices"][0]["text"], alone["choices"][0]["text"]);
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 60);
+  const Json details = answer["usage"]["completion_tokens_details"];
+  const int64_t n_accepted = details["accepted_prediction_tokens"];
+  EXPECT_GT(n_accepted, 0);
+  EXPECT_EQ(observer_.ended.back().accepted_tokens, n_accepted);
+  EXPECT_EQ(observer_.ended.back().drafted_tokens,
+            n_accepted + details["rejected_prediction_tokens"].get<int64_t>());
+  drafted["draft"] = "none";
+  EXPECT_EQ(Answer(kCompletionsPath, drafted)["usage"].count("completion_tokens_details"), 0u);
+}
+
 TEST_F(CompletionsTest, TakesTheLevelThatARequestNames) {
   for (const Json& kv : {Json("int8"), Json("1"), Json(1)}) {
     Answer(kCompletionsPath, {{"prompt", kPrompt}, {"kv", kv}, {"max_tokens", 1}});
@@ -385,6 +405,9 @@ TEST_F(CompletionsTest, NamesTheFieldThatIsWrong) {
       {"stream_options", {{"include_usage", true}}},
       {"rate", 1.5},
       {"under_pressure", "no"},
+      {"draft", true},
+      {"draft", "yes"},
+      {"draft", "ngram:tokens=0"},
       {"logit_bias", {{"1", 101}}},
       {"logit_bias", Json::array()},
       {"seed", 1.5},

@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "engine/drafts/draft_room.h"
 #include "server/api/api_error.h"
 
 namespace kvlathe::api {
@@ -109,6 +110,25 @@ void ReadStops(const ApiLimits& limits, RequestFields* fields, GenerationOptions
   for (const Json& text : *stop) take(text);
 }
 
+// Of the level that was chosen. Where a request does not ask for drafts, it has the server's, if
+// its cache can have some.
+void ReadDraft(const ServiceState& state, RequestFields* fields, GenerationOptions* options) {
+  const ApiContext& context = state.context();
+  const std::string_view why =
+      WhyNothingIsDrafted(context.levels[options->level_idx].model->layout());
+  const std::optional<std::string> text = fields->String("draft");
+  if (!text.has_value()) {
+    if (why.empty()) options->draft = context.draft;
+    return;
+  }
+  const StatusOr<std::optional<DraftOptions>> draft = DraftOptions::Parse(*text);
+  if (!draft.ok()) return fields->Fail(FieldError("draft", "{}", MessageOf(draft.status())));
+  options->draft = *draft;
+  if (!draft->has_value() || why.empty()) return;
+  fields->Fail(
+      FieldError("draft", "not at level {}: {}", context.levels[options->level_idx].name, why));
+}
+
 void ReadStreaming(RequestFields* fields, GenerationOptions* options) {
   options->is_stream = fields->Bool("stream").value_or(false);
   const Json* const json = fields->Object("stream_options");
@@ -139,6 +159,7 @@ GenerationOptions ReadGenerationOptions(const ServiceState& state, RequestFields
   ReadStreaming(fields, &options);
   options.rate = fields->Number("rate", 0, 1);
   options.refuses_pressure = !fields->Bool("under_pressure").value_or(true);
+  ReadDraft(state, fields, &options);
   const auto slot_id = fields->Integer("id_slot", -1, state.context().n_slots - 1);
   if (slot_id.value_or(-1) >= 0) options.slot_id = static_cast<int>(*slot_id);
   // What OpenAI's API has for its own accounts and stores.

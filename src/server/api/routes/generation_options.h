@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/drafts/drafter.h"
 #include "engine/sampler.h"
 #include "server/api/request_fields.h"
 #include "server/api/service_state.h"
@@ -24,7 +25,8 @@ struct GenerationOptions {
   bool streams_usage = false;     // stream_options.include_usage
   std::optional<double> rate;     // of a level that has rates
   bool refuses_pressure = false;  // its cache keeps its bits when memory is short
-  std::optional<int> slot_id;     // what the sequence holds in the end can be saved by it
+  std::optional<DraftOptions> draft;
+  std::optional<int> slot_id;  // what the sequence holds in the end can be saved by it
   // Fields of the request that this server does not know.
   std::vector<std::string> unknown_fields;
 };
@@ -34,7 +36,7 @@ Status CheckFills(const ServiceState& state, const std::string& param);
 
 // Reads model, kv, temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty,
 // frequency_penalty, logit_bias, seed, stop, ignore_eos, min_tokens, n, rate,
-// under_pressure, id_slot, stream and stream_options. Without a seed the request gets one by
+// under_pressure, draft, id_slot, stream and stream_options. Without a seed the request gets one by
 // chance. What is wrong is the status of `fields`.
 GenerationOptions ReadGenerationOptions(const ServiceState& state, RequestFields* fields);
 

@@ -363,6 +363,7 @@ void AttendBlock(const Panel& panel, BlockView block, int first_row) {
 SealedAs FormOfSealed(const AttendParams& p) {
   if (p.packed == nullptr) return SealedAs::kCodes;
   if (p.packed->codebooks != nullptr) return SealedAs::kCodebookTiles;
+  if (KeySide(p.packed->format.codec).has_signs) return SealedAs::kPlain;
   const bool is_plain =
       p.n_rows >= kMinPlainRows && !p.is_deterministic && p.packed->rotation.half == 0;
   return is_plain ? SealedAs::kPlain : SealedAs::kCodes;

@@ -7,11 +7,13 @@
 //   V  scales multiply the probabilities, once per group of channels. Minima add the same number to
 //      all channels of a group, the residual a combination of B: both are kept as sums over tokens
 //      (vectors of partial sums) and enter o when the panel, or the run, ends.
-// Where bits are split the tables that decode hold centroids. Only the numbers of 8-bit channels
-// have a unit, a power of two, which q and the probabilities take; channels of K with a scale in
-// each block multiply q by it, and the dots of q and offsets begin the scores; scales of tokens
-// multiply scores and probabilities. Codes are decoded in registers on their way into the dots.
-// Where many rows share the work, a side is decoded into scratch first.
+// Where tiles are balanced, scores are multiplied with a number of each token, and what a block
+// adds to o with one of each channel; middles enter o with every block then. Where bits are split
+// the tables that decode hold centroids. Only the numbers of 8-bit channels have a unit, a power of
+// two, which q and the probabilities take; channels of K with a scale in each block multiply q by
+// it, and the dots of q and offsets begin the scores; scales of tokens multiply scores and
+// probabilities. Codes are decoded in registers on their way into the dots. Where many rows share
+// the work, a side is decoded into scratch first.
 #include "cpu/kernels/attend/avx512/attend_packed_avx512.h"
 
 #include "base/check.h"
@@ -159,7 +161,7 @@ void BeginPanel(const Work& w) {
 void EndPanel(const Work& w) {
   const AttendParams& p = *w.panel->p;
   const PackedSideView& side = w.run.v;
-  if (side.is_symmetric || side.n_segments > 0) return;
+  if (side.is_symmetric || side.n_segments > 0 || side.balanced_tokens > 0) return;
   for (int row = 0; row < w.panel->n_rows; ++row) {
     float* o = p.o + (w.panel->first_row + row) * p.o_stride;
     for (int group = 0; group < side.n_groups; ++group) {

@@ -118,6 +118,46 @@ KVL_INLINE void AddUnits(const EntryScoreParams& p, const Rows& rows, int begin,
   }
 }
 
+// Raises to the units of these entries of all rows that are larger.
+template <bool kIsMasked>
+KVL_INLINE void RaiseToUnits(const EntryScoreParams& p, const Rows& rows, int begin, int end,
+                             int entry, __m512i (&largest)[kBlockLines]) {
+  const __m512 most = _mm512_set1_ps(kMaxUnits);
+  for (int i = begin; i < end; ++i) {
+    const float* row = p.scores + (rows.first + i) * p.stride + entry;
+    const __m512 scale = _mm512_set1_ps(rows.weights[i].scale);
+    const __m512 offset = _mm512_set1_ps(rows.weights[i].offset);
+    Unroll<kBlockLines>([&](auto j) KVL_PART {
+      const __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(row + kLanes * j.value), scale, offset);
+      const __m512i units = _mm512_cvtps_epu32(_mm512_min_ps(Exp2(x), most));
+      const __mmask16 lanes =
+          kIsMasked ? FirstLanes(rows.visible[i] - entry - kLanes * j.value) : __mmask16(~0);
+      largest[j.value] = _mm512_mask_max_epu32(largest[j.value], lanes, largest[j.value], units);
+    });
+  }
+}
+
+// The largest of rows for the 64 entries from `entry` on.
+void RaiseBlock(const EntryScoreParams& p, const Rows& rows, int entry) {
+  __m512i largest[kBlockLines];
+  Unroll<kBlockLines>([&](auto j) KVL_PART { largest[j.value] = _mm512_setzero_si512(); });
+  int first_whole = rows.first_seeing;
+  while (first_whole < rows.n && rows.visible[first_whole] < entry + kBlockSize) ++first_whole;
+  RaiseToUnits<true>(p, rows, rows.first_seeing, first_whole, entry, largest);
+  RaiseToUnits<false>(p, rows, first_whole, rows.n, entry, largest);
+  int64_t* to = p.table.sums(entry / kBlockSize);
+  const SumsLock lock(to);
+  Unroll<kBlockLines>([&](auto j) KVL_PART {
+    int64_t* line = to + kLanes * j.value;
+    const auto raise = [&](int64_t* at, __m256i units) KVL_PART {
+      const __m512i wide = _mm512_cvtepu32_epi64(units);
+      _mm512_storeu_si512(at, _mm512_max_epi64(_mm512_loadu_si512(at), wide));
+    };
+    raise(line, _mm512_castsi512_si256(largest[j.value]));
+    raise(line + kLanes / 2, _mm512_extracti64x4_epi64(largest[j.value], 1));
+  });
+}
+
 // The sums of rows for the 64 entries from `entry` on.
 void AddBlock(const EntryScoreParams& p, const Rows& rows, int entry) {
   __m512i even[kBlockLines], odd[kBlockLines];  // 64 bits wide
@@ -168,7 +208,11 @@ void AddRows(const EntryScoreParams& p, int first_row, int n_rows) {
   const int end = rows.first_seeing == n_rows ? 0 : rows.visible[n_rows - 1];
   for (int entry = 0; entry < end; entry += kBlockSize) {
     while (rows.visible[rows.first_seeing] <= entry) ++rows.first_seeing;
-    AddBlock(p, rows, entry);
+    if (p.takes_largest) {
+      RaiseBlock(p, rows, entry);
+    } else {
+      AddBlock(p, rows, entry);
+    }
   }
 }
 

@@ -121,7 +121,7 @@ KVL_INLINE void ConvertScales(const PackedSideView& side, const F16* scales, con
 // The look-up tables of a side: the numbers of its own table, or those of even steps.
 template <int kBits>
 KVL_INLINE CodeTables SideTables(const PackedSideView& side) {
-  if constexpr (kBits == 4) {
+  if constexpr (kBits >= 2 && kBits <= 4) {
     if (side.table != nullptr) return LoadCodeTables<kBits>(side.table);
   }
   return MakeCodeTables<kBits>(side.is_symmetric);
@@ -130,12 +130,14 @@ KVL_INLINE CodeTables SideTables(const PackedSideView& side) {
 // Converts the scales of all groups of a block where the side has a table.
 inline void ConvertTableScales(const Work& w, const PackedSideView& side, float* to) {
   const std::byte* from = w.block + side.scales;
+  const int n_bytes = side.has_norms ? 2 : 1;
   const __m512 unit = _mm512_set1_ps(side.table_unit);
-  for (int group = 0; group < side.n_groups; ++group, from += kBlockSize, to += 2 * kBlockSize) {
-    for (int t = 0; t < kBlockSize; t += kLanes) {
+  for (int group = 0; group < side.n_groups; ++group, to += 2 * kBlockSize) {
+    for (int t = 0; t < kBlockSize; t += kLanes, from += n_bytes * kLanes) {
       const __m512i bytes =
-          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + t)));
-      const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(bytes, 23));
+          _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+      const __m512 scale = side.has_norms ? LoadHalf(reinterpret_cast<const F16*>(from))
+                                          : _mm512_castsi512_ps(_mm512_slli_epi32(bytes, 23));
       _mm512_store_ps(to + t, _mm512_mul_ps(scale, unit));
       _mm512_store_ps(to + kBlockSize + t, _mm512_setzero_ps());
     }

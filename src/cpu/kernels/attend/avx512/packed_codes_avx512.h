@@ -40,7 +40,7 @@ KVL_INLINE CodeTables MakeCodeTables(bool is_symmetric) {
     if (!is_symmetric) tables.low = _mm512_set1_epi8(-128);
   } else if constexpr (kBits != kDecodedBits) {
     const auto table = [](int first_number) __attribute__((always_inline)) {
-      constexpr int kMask = kBits == 4 ? 15 : 3;
+      constexpr int kMask = (1 << LowBits(kBits)) - 1;
       const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
       const __m512i numbers = _mm512_add_epi32(_mm512_and_si512(lanes, _mm512_set1_epi32(kMask)),
                                                _mm512_set1_epi32(first_number));
@@ -166,6 +166,8 @@ KVL_INLINE void WithBits(int bits, const F& f) {
       return f(Index<3>{});
     case 4:
       return f(Index<4>{});
+    case 5:
+      return f(Index<5>{});
     case 8:
       return f(Index<8>{});
     default:
@@ -177,7 +179,6 @@ KVL_INLINE void WithBits(int bits, const F& f) {
 template <typename F>
 KVL_INLINE void WithSegmentBits(int bits, const F& f) {
   if (bits == 1) return f(Index<1>{});
-  if (bits == 5) return f(Index<5>{});
   WithBits(bits, f);
 }
 

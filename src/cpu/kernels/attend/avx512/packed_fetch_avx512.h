@@ -59,6 +59,9 @@ inline void ListFetches(const Work& w, const PackedRunView& run, int block_idx) 
     ListLines(k.shared_scales + int64_t{2} * (token / k.group) * k.rank,
               int64_t{4} * w.token_groups * k.rank, list);
   }
+  if (v.balanced_tokens > 0 && token % v.balanced_tokens == 0) {
+    ListLines(v.ChannelBalance(block_idx), int64_t{2} * v.rank, list);
+  }
   if (v.shared_scales != nullptr) {
     ListLines(v.shared_scales + 2 * token, int64_t{4} * kBlockSize, list);
   }

@@ -202,6 +202,18 @@ KVL_INLINE void AddKeyRepairs(const Work& w, int row, __m512 (&scores)[kRows][kB
   }
 }
 
+// Multiplies scores with the balance of their tokens. There are no repairs then.
+template <int kRows>
+KVL_INLINE void BalanceScores(const Work& w, __m512 (&scores)[kRows][kBlockLines]) {
+  const F16* balance = reinterpret_cast<const F16*>(w.block + w.run.k.balance);
+  Unroll<kBlockLines>([&](auto j) KVL_PART {
+    const __m512 of_tokens = LoadHalf(balance + kLanes * j.value);
+    Unroll<kRows>([&](auto i) KVL_PART {
+      scores[i.value][j.value] = _mm512_mul_ps(scores[i.value][j.value], of_tokens);
+    });
+  });
+}
+
 template <int kBits, int kRows, int kTokenGroups>
 KVL_INLINE void ScoreByChannel(const Work& w, int row, __m512 (&scores)[kRows][kBlockLines]) {
   const int slot = kTokenGroups == 1 ? row : 0;
@@ -217,6 +229,7 @@ KVL_INLINE void ScoreByChannel(const Work& w, int row, __m512 (&scores)[kRows][k
   AddKeyDots<kBits, kRows, kTokenGroups>(KeyLinesOf<kBits>(w, 0, side.rank / 2),
                                          {w.s->q[slot], kMaxRank, kTileRows * kMaxRank},
                                          SideTables<kBits>(side), scores);
+  if (side.balanced_tokens > 0) BalanceScores<kRows>(w, scores);
   AddWaitingScores<kRows>(w, row, scores);
 }
 

@@ -47,6 +47,9 @@ KVL_FLATTEN void WeightRows(const Work& w, int row) {
       });
     });
     if (side.is_symmetric || side.n_segments > 0) continue;
+    for (int i = 0; side.balanced_tokens > 0 && i < kRows; ++i) {
+      _mm512_store_ps(w.s->middles[row + i][group], _mm512_setzero_ps());  // of this block alone
+    }
     add_products(scales + kBlockSize, w.s->middles[row][group], kMaxGroups * kLanes);
   }
   for (int f = 0; f < w.run.lowrank; ++f) {
@@ -63,9 +66,27 @@ struct ValueLines {
   int64_t step;
 };
 
+// Adds sums of numbers, and of middles, times the balance of their channels to o.
+template <int kRows, int kLines>
+KVL_INLINE void AddBalanced(const Work& w, int row, int dim, const F16* balance,
+                            const __m512 (&sums)[kRows][kLines], float* o) {
+  const int64_t o_stride = w.panel->p->o_stride;
+  Unroll<kRows>([&](auto i) KVL_PART {
+    const __m512 shrink = _mm512_set1_ps(w.panel->rows[row + i.value].shrink);
+    const __m512 middle =
+        _mm512_set1_ps(_mm512_reduce_add_ps(_mm512_load_ps(w.s->middles[row + i.value][0])));
+    Unroll<kLines>([&](auto j) KVL_PART {
+      float* const to = o + i.value * o_stride + kLanes * j.value;
+      const __m512 sum = _mm512_add_ps(sums[i.value][j.value], middle);
+      _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, LoadHalf(balance + dim + kLanes * j.value),
+                                           _mm512_mul_ps(_mm512_loadu_ps(to), shrink)));
+    });
+  });
+}
+
 // Sets o[rows, 16 * kLines dims from dim on] to shrink * o + weights * codes, where the codes start
-// with `dim`. The tables are arguments of their own because registers pass them so, while a
-// CodeTables would go through memory.
+// with `dim`, times the balance of their channels where there is one. The tables are arguments of
+// their own because registers pass them so, while a CodeTables would go through memory.
 template <int kBits, int kRows, int kLines>
 KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weights,
                            const ValueLines& from, __m512i low_table, __m512i high_table) {
@@ -78,8 +99,10 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
   // Few sums wait for each other: lines then take turns with two or four of each.
   constexpr int kTurns = Min(Group::kLines, kRows * kLines <= 4 ? 4 : kRows * kLines <= 8 ? 2 : 1);
   __m512 sums[kTurns][kRows][kLines];
+  const F16* balance = w.run.v.ChannelBalance(w.block_idx);
   Unroll<kRows>([&](auto i) KVL_PART {
-    const __m512 shrink = _mm512_set1_ps(w.panel->rows[row + i.value].shrink);
+    const float of_o = balance == nullptr ? w.panel->rows[row + i.value].shrink : 0;
+    const __m512 shrink = _mm512_set1_ps(of_o);
     Unroll<kLines>([&](auto j) KVL_PART {
       sums[0][i.value][j.value] =
           _mm512_mul_ps(_mm512_loadu_ps(o + i.value * p.o_stride + kLanes * j.value), shrink);
@@ -112,13 +135,16 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
   }
   Unroll<kRows>([&](auto i) KVL_PART {
     Unroll<kLines>([&](auto j) KVL_PART {
-      __m512 sum = sums[0][i.value][j.value];
+      __m512& sum = sums[0][i.value][j.value];
       Unroll<kTurns - 1>([&](auto turn) KVL_PART {
         sum = _mm512_add_ps(sum, sums[turn.value + 1][i.value][j.value]);
       });
-      _mm512_storeu_ps(o + i.value * p.o_stride + kLanes * j.value, sum);
+      if (balance == nullptr) {
+        _mm512_storeu_ps(o + i.value * p.o_stride + kLanes * j.value, sum);
+      }
     });
   });
+  if (balance != nullptr) AddBalanced(w, row, dim, balance, sums[0], o);
 }
 
 // Adds the channels [dim, end). `from` starts with the first of them.
