@@ -11,7 +11,7 @@ std::string_view WhyNothingIsDrafted(const CacheLayout& layout) {
   if (layout.MergesEntries()) {
     return "positions merge into entries as they come, and a refused one cannot be taken out again";
   }
-  if (!layout.DropsEntries() || !layout.retention->prunes_decode) return {};
+  if (!layout.HasPrunePoints() || !layout.retention->prunes_decode) return {};
   const RetentionPlan& plan = *layout.retention;
   if (plan.votes == RetentionPlan::Votes::kAll) {
     return "the attention of every token is added to the votes for entries, and that of a refused "

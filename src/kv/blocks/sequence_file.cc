@@ -392,7 +392,7 @@ Status SetToKeep(const SequenceFile& file, SequenceCache* cache) {
 }
 
 void SetMergedOfLayer(const SequenceFile& file, int layer_idx, SequenceCache* cache) {
-  if (!file.layout.MergesEntries()) return;
+  if (!file.layout.MergesEntries() && !file.layout.SweepsEntries()) return;
   const int n_kv_heads = file.layout.n_kv_heads;
   for (int g = 0; g < n_kv_heads; ++g) {
     const MergedLength& length = file.merged[layer_idx * n_kv_heads + g];

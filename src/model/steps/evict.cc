@@ -103,7 +103,8 @@ Status EvictStep::Run(ForwardState* state) {
       cache->device().Upload(kept, flags[g]);
     }
     const PromptPlace prompt = {layer_.layout->n_sink, cache->n_prompt()};
-    if (!state->sequences->has_failed(i) && IsPrunePoint(plan, prompt, cache->n_tokens())) {
+    const bool may_sweep = !state->sequences->has_failed(i) && !cache->is_on_trial();
+    if (may_sweep && IsPrunePoint(plan, prompt, cache->n_tokens())) {
       SweepSequence(cache, state, flags);
     }
   }
