@@ -68,8 +68,9 @@ struct ValueLines {
 
 // Adds sums of numbers, and of middles, times the balance of their channels to o.
 template <int kRows, int kLines>
-KVL_INLINE void AddBalanced(const Work& w, int row, int dim, const F16* balance,
-                            const __m512 (&sums)[kRows][kLines], float* o) {
+KVL_INLINE void AddBalanced(const Work& w, int row, int dim, const __m512 (&sums)[kRows][kLines],
+                            float* o) {
+  const F16* balance = w.run.v.ChannelBalance(w.block_idx) + dim;
   const int64_t o_stride = w.panel->p->o_stride;
   Unroll<kRows>([&](auto i) KVL_PART {
     const __m512 shrink = _mm512_set1_ps(w.panel->rows[row + i.value].shrink);
@@ -78,7 +79,7 @@ KVL_INLINE void AddBalanced(const Work& w, int row, int dim, const F16* balance,
     Unroll<kLines>([&](auto j) KVL_PART {
       float* const to = o + i.value * o_stride + kLanes * j.value;
       const __m512 sum = _mm512_add_ps(sums[i.value][j.value], middle);
-      _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, LoadHalf(balance + dim + kLanes * j.value),
+      _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, LoadHalf(balance + kLanes * j.value),
                                            _mm512_mul_ps(_mm512_loadu_ps(to), shrink)));
     });
   });
@@ -99,9 +100,9 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
   // Few sums wait for each other: lines then take turns with two or four of each.
   constexpr int kTurns = Min(Group::kLines, kRows * kLines <= 4 ? 4 : kRows * kLines <= 8 ? 2 : 1);
   __m512 sums[kTurns][kRows][kLines];
-  const F16* balance = w.run.v.ChannelBalance(w.block_idx);
+  const bool is_balanced = w.run.v.balanced_tokens > 0;
   Unroll<kRows>([&](auto i) KVL_PART {
-    const float of_o = balance == nullptr ? w.panel->rows[row + i.value].shrink : 0;
+    const float of_o = is_balanced ? 0 : w.panel->rows[row + i.value].shrink;
     const __m512 shrink = _mm512_set1_ps(of_o);
     Unroll<kLines>([&](auto j) KVL_PART {
       sums[0][i.value][j.value] =
@@ -139,12 +140,10 @@ KVL_FLATTEN void ValueTile(const Work& w, int row, int dim, const uint16_t* weig
       Unroll<kTurns - 1>([&](auto turn) KVL_PART {
         sum = _mm512_add_ps(sum, sums[turn.value + 1][i.value][j.value]);
       });
-      if (balance == nullptr) {
-        _mm512_storeu_ps(o + i.value * p.o_stride + kLanes * j.value, sum);
-      }
+      if (!is_balanced) _mm512_storeu_ps(o + i.value * p.o_stride + kLanes * j.value, sum);
     });
   });
-  if (balance != nullptr) AddBalanced(w, row, dim, balance, sums[0], o);
+  if (is_balanced) AddBalanced(w, row, dim, sums[0], o);
 }
 
 // Adds the channels [dim, end). `from` starts with the first of them.
