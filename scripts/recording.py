@@ -130,7 +130,7 @@ class RecordedModel:
             if not path.is_file():
                 print(f"calibrating {self.name} for {path.name}", flush=True)
                 # Heads that merge share no latents.
-                kind = ("--kv", f"pool(n={n_pooled})") if n_pooled > 1 else ("--across-heads",)
+                kind = ("--kv", f"pool(n={n_pooled})") if n_pooled > 1 else ("--across-heads", "--outputs")
                 program.output(["calibrate", "-m", str(self.path), *options, *kind, "-o", str(path)])
 
     def write_texts(self):

@@ -150,7 +150,7 @@ struct CalibrationStatistics {
   std::vector<float> v_across_heads;
   // What attention makes of values, before W_O: the rows of a KV head are those of its group of
   // query heads, and `mean` and `covariance` are as those of q_post. So GramOf() is V^T S^T S V per
-  // token, with S the attention weights of all positions from kCalibrationSinks on. Empty unless
+  // token, with S the attention weights of queries from position kCalibrationSinks on. Empty unless
   // calibration was asked for them.
   HeadMoments outputs;
   // Of the calibration text but for its held-back windows, and of those alone. No map, scale or
