@@ -204,6 +204,24 @@ class CommandLine(cli_support.CommandLineCase):
         drawn = ["--temp", 1.5, "--min-p", 1]
         self.assertEqual(self.json_of(*arguments, *drawn)["ids"], ids)  # only the likeliest is left
 
+    def test_drafts_leave_the_text_as_it_is(self):
+        text = self.short_text().read_text()[:200]
+        for options in (["--temp", 0], ["--temp", 0.7, "--seed", 5, "--kv", "kivi(bits=4,run=64)"]):
+            run = ["run", "-m", MODEL, "-p", text + text, "-n", 90, "--deterministic", "--ignore-eos", *options]
+            alone = self.json_of(*run)
+            drafted = self.json_of(*run, "--draft", "ngram:tokens=6,min=1")
+            self.assertEqual(drafted["ids"], alone["ids"])
+            self.assertEqual(drafted["kv_bytes"], alone["kv_bytes"])
+            self.assertGreater(drafted["accepted_tokens"], 0)
+            self.assertGreaterEqual(drafted["drafted_tokens"], drafted["accepted_tokens"])
+            self.assertNotIn("drafted_tokens", alone)
+
+    def test_caches_that_cannot_take_back_have_no_drafts(self):
+        for kv in ("h2o(keep=0.5)", "pool(n=2)"):
+            self.assert_refused(2, f"--kv '{kv}'", "run", "-m", MODEL, "-p", "x", "--kv", kv, "--draft", "ngram")
+        for draft in ("ngrams", "ngram:tokens=0", "ngram:tokens=8,", "", "ngram:max=1"):
+            self.assert_refused(2, "tokens=8,min=2,max=4", "run", "-m", MODEL, "-p", "x", "--draft", draft)
+
     def test_saved_session_goes_on_as_if_it_had_never_ended(self):
         for options in ([], ["--temp", 0.8, "--seed", 7], ["--kv", "fdc(rate=0.5)", "--repeat-penalty", 1.2],
                         ["--kv", "fdc(rate=0.5)", "--temp", 0.8, "--seed", 7, "--presence-penalty", 0.5],

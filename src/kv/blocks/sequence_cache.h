@@ -118,8 +118,7 @@ class SequenceCache {
   // prune interval, what it ended stays: those behind it.
   int n_least() const { return n_least_; }
   // Forgets all but the first n_tokens positions, at least n_least() and at least 1, between steps.
-  // The cache holds the bytes that it would hold had the others never come and had those of the last
-  // step that stay come one by one. Where positions on
+  // The cache holds the bytes that it would hold had the others never come. Where positions on
   // trial are kept, nothing may end among them. What forgotten rows have added to votes (retention)
   // and to Gram matrices of queries (GathersQueries) stays; where entries are merged the call is
   // not allowed.
