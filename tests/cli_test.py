@@ -80,8 +80,8 @@ class CommandLine(cli_support.CommandLineCase):
             self.assertLessEqual(self.json_of("inspect", "-m", MODEL, "--kv", kv)["kv_bytes"]["kv_fraction"] * ratio, 1, kv)
 
     def test_full_rank_is_none_in_f32(self):
-        basis = self.calibrated("--dtype", "f32", "--across-heads")
-        for kv in ("fdc(rate=0)", "lathe(rate=0)", "lathe(rate=0,keys=before)", "palu(rate=0,group=2)",
+        basis = self.calibrated("--dtype", "f32", "--across-heads", "--outputs")
+        for kv in ("fdc(rate=0)", "spectral", "spectral(heads=own,centre=on)", "lathe(rate=0)", "lathe(rate=0,keys=before)", "palu(rate=0,group=2)",
                    "palu(rate=0,group=2,whiten=off)"):
             result = self.json_of("eval", "-m", MODEL, "-c", 128, "--dtype", "f32", "--kl",
                                   self.short_text(), "--basis", basis, "--kv", kv)
@@ -480,6 +480,12 @@ class CommandLine(cli_support.CommandLineCase):
                 shutil.rmtree(shared / "maps")
             done = subprocess.run(inspect, env=self.environment, capture_output=True)
             self.assertEqual((done.returncode, b"calibrated on" in done.stderr), (0, not with_maps), done.stderr)
+
+    def test_spectral_needs_statistics_of_outputs(self):
+        inspect = ["inspect", "-m", MODEL, "--basis", self.calibrated(), "--kv", "oscar"]
+        self.assert_refused(2, "calibrate --outputs", *inspect)
+        inspect[4] = self.calibrated("--outputs")
+        self.json_of(*inspect)
 
     def test_shared_latents_need_statistics_across_heads(self):
         inspect = ["inspect", "-m", MODEL, "--basis", self.calibrated(), "--kv"]
