@@ -1,5 +1,7 @@
 #include "format/sphere_codes/normal_tables.h"
 
+#include <bit>
+
 namespace kvlathe {
 namespace {
 
@@ -98,7 +100,11 @@ constexpr NormalTable MakeNormalTable(int bits) {
     const int number = NearestWhole(levels.at[level] / step);
     numbers[code] = static_cast<int8_t>(of_half < 0 ? -number : number);
   }
-  return {NamedTable(numbers, kUnit, bits), static_cast<float>(step)};
+  NamedTable table(numbers, kUnit, bits);
+  // Between the two levels beside 0 lies 0, which has the even code of the two: whatever lies above
+  // the float below it has. StepsOf finds that float for all other boundaries.
+  table.steps.boundaries[levels.n] = std::bit_cast<float>(0x80000001u);
+  return {table, static_cast<float>(step)};
 }
 
 }  // namespace
