@@ -379,7 +379,8 @@ int64_t MostEntriesAt(const SequenceFile& file, const MergedLength& length, int 
 
 // How many entries of its prompt each head kept, where heads dropped numbers of their own.
 Status SetToKeep(const SequenceFile& file, SequenceCache* cache) {
-  if (!file.layout.DropsByHead() || file.n_tokens < file.n_prompt) return OkStatus();
+  if (!file.layout.DropsByHead() || !file.layout.RepeatsPrompt(file.n_prompt)) return OkStatus();
+  if (file.n_tokens < file.n_prompt) return OkStatus();
   std::vector<int64_t> n_to_keep;
   for (const MergedLength& length : file.merged) {
     n_to_keep.push_back(length.n_entries - (file.n_tokens - file.n_prompt));

@@ -30,8 +30,7 @@ class SumsLock {
 inline void RaiseTo(int64_t units, int64_t* largest) {
   const std::atomic_ref at(*largest);
   int64_t before = at.load(std::memory_order_relaxed);
-  while (before < units &&
-         !at.compare_exchange_weak(before, units, std::memory_order_relaxed)) {
+  while (before < units && !at.compare_exchange_weak(before, units, std::memory_order_relaxed)) {
   }
 }
 
