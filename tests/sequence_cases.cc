@@ -167,6 +167,7 @@ const SequenceCase kCases[] = {
     {"Pool", "pool(n=5,sink=2)"},
     {"PoolKivi", "pool(n=2)+kivi(bits=2,run=64)"},
     {"TovaKvarn", "tova(budget=80,sink=0)+kvarn(group=64,buffer=64)"},
+    {"DmcKvarn", "dmc(sink=0)+kvarn(group=64,buffer=64)"},
     {"DmcKivi", "dmc(sink=0)+kivi(bits=2)"},
     {"DmcGear", "fdc(rate=0.3)+dmc+gear(bits=2,share=0.2)", CaseBasis::kPlain},
     {"Dms", "dms(run=32)"},

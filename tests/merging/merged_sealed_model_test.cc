@@ -13,13 +13,6 @@ using testing::Matrix;
 using testing::ReferenceQuantizer;
 
 const MergedCase kSealedCases[] = {
-    {"dmc(sink=2)+kvarn(key_bits=3,group=64,hadamard=off,buffer=64)",
-     {0, 12},
-     2,
-     kCode,
-     2,
-     false,
-     ReferenceQuantizer{.name = "kvarn", .bits = 3, .group = 64, .n_sink = 2}},
     {"dmc(sink=0)+kivi(bits=2,group=32)",
      {0, 12},
      0,

@@ -30,18 +30,22 @@ Tile TileOf(const RefHead& head, bool is_key, int first_token, int n_tokens) {
   return tile;
 }
 
-// Rows whose tokens and channels are unlike in width, of deviation `width` or so.
-RefHead UnevenHead(const Ranks& ranks, int n_blocks, double width, uint64_t seed) {
+// How rows are drawn: with deviations of `width` or so, whose logarithms vary by channel and by
+// token with these deviations, and with means of channels up to 4 times `mean` deviations.
+struct Widths {
+  double width, of_channels, of_tokens, mean;
+};
+RefHead UnevenHead(const Ranks& ranks, int n_blocks, const Widths& widths, uint64_t seed) {
   Random random(seed);
   RefHead head = {ranks.k, ranks.v, {}, {}};
   for (bool is_key : {true, false}) {
     const int rank = is_key ? ranks.k : ranks.v;
     std::vector<double> of_channel(rank);
-    for (double& x : of_channel) x = width * std::exp(0.5 * random.Normal());
+    for (double& x : of_channel) x = widths.width * std::exp(widths.of_channels * random.Normal());
     for (int t = 0; t < n_blocks * kBlockSize; ++t) {
-      const double of_token = std::exp(0.4 * random.Normal());
+      const double of_token = std::exp(widths.of_tokens * random.Normal());
       for (int c = 0; c < rank; ++c) {
-        const double x = of_token * of_channel[c] * (0.3 * (c % 5) + random.Normal());
+        const double x = of_token * of_channel[c] * (widths.mean * (c % 5) + random.Normal());
         (is_key ? head.k : head.v).push_back(static_cast<float>(x));
       }
     }
@@ -88,7 +92,7 @@ TEST_P(SealBalanceTest, IsThatOfTheDefinition) {
   for (const Ranks& ranks : std::vector<Ranks>{{64, 64}, {48, 80}, {128, 16}, {16, 256}}) {
     // What lies at the least scale, about it and far above.
     for (double width : {0.05, 0.8, 3.0, 500.0, 1e5}) {
-      const Layer layer = Seal(UnevenHead(ranks, 3, width, ++seed), 3);
+      const Layer layer = Seal(UnevenHead(ranks, 3, {width, 0.5, 0.4, 0.3}, ++seed), 3);
       ForEachTile(layer, [&](const Tile& tile, const std::vector<double>& stored) {
         const std::vector<double> want = BalanceRef(tile).elements;
         for (size_t i = 0; i < stored.size(); ++i) {
@@ -102,10 +106,10 @@ TEST_P(SealBalanceTest, IsThatOfTheDefinition) {
   }
 }
 
-// Under the stored balance, and what the scales of the members hold of it, all deviations are about
-// the same.
+// Under the stored balance, and what the scales of the members hold of it, all deviations are the
+// same but for the rounding to F16, as far as no scale is held at the least one.
 TEST_P(SealBalanceTest, MakesVariancesEqual) {
-  const Layer layer = Seal(UnevenHead({64, 80}, 3, 5, 9), 3);
+  const Layer layer = Seal(UnevenHead({256, 256}, 3, {5, 0.05, 0.05, 0}, 9), 3);
   ForEachTile(layer, [&](Tile tile, const std::vector<double>& stored) {
     std::vector<double> before, after;
     for (size_t j = 0; j < stored.size(); ++j) {
@@ -124,9 +128,9 @@ TEST_P(SealBalanceTest, MakesVariancesEqual) {
       after.push_back(DeviationRef(element));
     }
     const auto [low, high] = std::minmax_element(before.begin(), before.end());
-    EXPECT_GT(*high, 3 * *low);
+    EXPECT_GT(*high, 1.25 * *low);
     const auto [least, most] = std::minmax_element(after.begin(), after.end());
-    EXPECT_LT(*most, 1.02 * *least);
+    EXPECT_LT(*most, 1.005 * *least);
   });
 }
 
