@@ -120,6 +120,11 @@ std::vector<NamedShape> Shapes() {
   dmc.attention_bias = true;
   dmc.dmc.emplace();
   shapes.push_back({"llama_dmc", dmc});
+  RandomModelShape dms;  // of which nothing leaves here
+  dms.model_type = "qwen3";
+  dms.dms.emplace();
+  dms.dms->query_channel.emplace();
+  shapes.push_back({"qwen3_dms", dms});
   return shapes;
 }
 

@@ -67,17 +67,29 @@ nlohmann::json LlamaLikeConfig(const RandomModelShape& s) {
                      {"epsilon", s.dmc->epsilon},
                      {"zero_after_rope", s.dmc->zeroes_after_rope}};
   }
-  if (s.dms.has_value()) {
+  if (s.dms.has_value() && !s.dms->decides_of_itself) {
     config.update({{"dms_window_size", s.dms->window},
                    {"dms_alpha_scale", s.dms->scale},
                    {"dms_initial_alpha_offset", s.dms->offset},
-                   {"dms_alpha_per", s.dms->is_per_head ? "head" : "layer"},
-                   {"dms_separate_alpha", true}});
+                   {"dms_cr", 8}});
+    if (!s.dms->query_channel.has_value()) {
+      config["dms_alpha_per"] = s.dms->is_per_head ? "head" : "layer";
+      config["dms_separate_alpha"] = true;
+    }
   }
   if (s.rope.scaling == "longrope") {
     config["original_max_position_embeddings"] = static_cast<int>(s.rope.original);
   }
   return config;
+}
+
+// What the trainer of FastDMS leaves beside config.json.
+nlohmann::json FastDmsMetadata(const ReferenceDms& dms) {
+  return {{"config",
+           {{"window_size", dms.window},
+            {"alpha_scale", dms.scale},
+            {"alpha_offset", dms.offset},
+            {"target_cr", 8}}}};
 }
 
 nlohmann::json Gpt2Config(const RandomModelShape& s) {
@@ -218,7 +230,7 @@ class Writer {
       AddLinear(layer + "self_attn.o_proj", s_.hidden, q_, w_,
                 s_.attention_bias && s_.model_type != "qwen2");
       if (s_.dmc.has_value()) CentreDecisions(layer + "self_attn.");
-      if (s_.dms.has_value()) {
+      if (s_.dms.has_value() && !s_.dms->query_channel.has_value()) {
         AddNorm(layer + "self_attn.dms_proj_alpha_norm", false);
         AddLinear(layer + "self_attn.dms_proj_alpha", s_.n_kv_heads, s_.hidden, w_,
                   s_.dms->has_bias);
@@ -299,6 +311,7 @@ ReferenceModel WriteRandomModel(const RandomModelShape& s, const std::string& di
   m.local_rope.theta = s.local_theta;
   m.query_scalar = s.query_scalar;
   m.dmc = s.dmc;
+  if (s.dms.has_value()) m.query_channel = s.dms->query_channel;
   m.activation = s.activation;
   m.prefix = s.prefix;
   m.parallel = s.parallel;
@@ -307,6 +320,9 @@ ReferenceModel WriteRandomModel(const RandomModelShape& s, const std::string& di
   writer.DrawAll();
   writer.Write(directory + "/model.safetensors");
   std::ofstream(directory + "/config.json") << ConfigOf(s).dump(2);
+  if (s.dms.has_value() && s.dms->decides_of_itself) {
+    std::ofstream(directory + "/dms_metadata.json") << FastDmsMetadata(*s.dms).dump(2);
+  }
   return m;
 }
 

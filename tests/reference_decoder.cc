@@ -146,7 +146,11 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
   rows.scores.clear();
   for (int h = 0; h < m.n_heads; ++h) {
     const int g = h / (m.n_heads / m.n_kv_heads);
-    const Vector q = Rotated(m, layer, Slice(q_all, h, m.head_dim), position);
+    const bool decides = m.query_channel.has_value() && h == g * (m.n_heads / m.n_kv_heads);
+    Vector q = Slice(q_all, h, m.head_dim);
+    if (decides) q.back() = 0;
+    q = Rotated(m, layer, q, position);
+    if (decides && m.query_channel->zeroes_after_rope) q.back() = 0;
     rows.queries.push_back(q);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
     const HeadGroup group = GroupOf(m, basis, g);
@@ -349,6 +353,11 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
       const Vector before = x;
       rows[l].stream = x;
       const Qkv qkv = ProjectQkv(m, layer, AttentionNorm(m, layer, x));
+      rows[l].channel.clear();
+      for (int g = 0; g < m.n_kv_heads; ++g) {
+        const int first = g * (m.n_heads / m.n_kv_heads);
+        rows[l].channel.push_back(Slice(qkv.q, first, m.head_dim).back());
+      }
       const int n_plain_keys = position < n_whole_keys ? n_whole_keys : n_sink;
       Store(m, l, {bases, n_plain_keys, merging}, qkv, position, &rows[l]);
       const Vector o = AddedByAttention(

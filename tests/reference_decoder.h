@@ -33,6 +33,12 @@ struct ReferenceDmc {
   bool zeroes_after_rope = true;
 };
 
+// A model of which the last channel of the first query of each KV head decides what leaves, and is
+// 0 in it (docs/methods/dms.md).
+struct ReferenceQueryChannel {
+  bool zeroes_after_rope = true;
+};
+
 struct ReferenceModel {
   std::string model_type = "llama";
   int n_layers = 0, hidden = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
@@ -50,6 +56,7 @@ struct ReferenceModel {
   bool parallel = true;      // falcon
   int n_norms = 1;           // falcon, in a parallel block
   std::optional<ReferenceDmc> dmc;
+  std::optional<ReferenceQueryChannel> query_channel;
   std::map<std::string, std::vector<double>> tensors;  // Hugging Face names, row-major
 };
 
@@ -81,7 +88,8 @@ struct ReferenceRows {
   // Of the newest token: its queries, at their position and in no basis, [query head][head_dim],
   // and its scaled scores, [query head][row].
   Matrix queries, scores;
-  std::vector<double> stream;  // the residual stream of the newest token, as the layer got it
+  std::vector<double> stream;   // the residual stream of the newest token, as the layer got it
+  std::vector<double> channel;  // what decides of the newest token, by KV head, before it is 0
   // Positions that the last row is made of, where they merge: [kv head][position].
   struct Merged {
     double weight;

@@ -2,6 +2,7 @@
 // token (docs/methods/dms.md). It shares no code with the engine.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "reference_decoder.h"
@@ -13,6 +14,9 @@ struct ReferenceDms {
   double scale = 100, offset = 5;
   bool is_per_head = true;
   bool has_bias = false;
+  // A channel of queries decides, of which the model has the place.
+  std::optional<ReferenceQueryChannel> query_channel = std::nullopt;
+  bool decides_of_itself = false;
   // When what may leave leaves.
   int run = 256, interval = 64;
   int n_sink = 0, n_prompt = 0;
@@ -33,6 +37,8 @@ class SweepLiterally {
 
  private:
   bool IsSweep(int n_tokens) const;
+  // What the newest token decides, by KV head.
+  std::vector<double> Decisions(int layer_idx, const ReferenceRows& rows) const;
 
   ReferenceDms m_;
   const ReferenceModel& model_;

@@ -89,11 +89,15 @@ void CpuBackend::TakeRows(const TakeRowsPlan& plan) {
 std::vector<float> CpuBackend::TakeChannel(const TakeChannelPlan& plan) {
   const CpuAccess own(*memory_);
   auto* const rows = own.As<float>(plan.rows);
-  std::vector<float> channel(plan.n_rows);
+  std::vector<float> taken;
+  taken.reserve(plan.n_rows * plan.n_channels);
   for (int64_t i = 0; i < plan.n_rows; ++i) {
-    channel[i] = std::exchange(rows[i * plan.n_dims + plan.channel], 0.0f);
+    float* channel = rows + i * plan.n_dims + plan.channel;
+    for (int c = 0; c < plan.n_channels; ++c, channel += plan.channels_apart) {
+      taken.push_back(std::exchange(*channel, 0.0f));
+    }
   }
-  return channel;
+  return taken;
 }
 
 void CpuBackend::Project(const ProductPlan& plan) {

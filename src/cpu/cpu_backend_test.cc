@@ -154,6 +154,20 @@ TEST_F(CpuBackendTest, WhereAllKeysTurnTheOffsetLeavesAfterwards) {
   }
 }
 
+TEST_F(CpuBackendTest, TheChannelOfTheFirstQueryAloneIsZero) {
+  QuarterTurn turn(3, at_);
+  turn.plan.zeroed_channel = 2;
+  turn.plan.zeroes_first_query_only = true;
+  backend_.RotateAndMap(turn.plan);
+  for (int t = 0; t < 3; ++t) {
+    const float *const q = &turn.rows[t * 2 * kDims], *const k = q + kDims;
+    for (int i = 0; i < kDims; ++i) {
+      EXPECT_EQ(turn.q[t * kDims + i], i == 2 ? 0 : QuarterTurn::Turned(q, i));
+      EXPECT_EQ(turn.k[t * kDims + i], QuarterTurn::Turned(k, i));
+    }
+  }
+}
+
 TEST_F(CpuBackendTest, RowsThatMeetWholeKeysAreNotMapped) {
   QuarterTurn turn(3, at_);
   turn.tokens[1].meets_whole_keys = true;
@@ -226,6 +240,18 @@ TEST_F(CpuBackendTest, ADecidingChannelIsTakenOutOfTheRows) {
       backend_.TakeChannel({.rows = at_(rows.data()), .n_rows = 2, .n_dims = 3, .channel = 1});
   EXPECT_THAT(channel, ::testing::ElementsAre(2, 5));
   EXPECT_THAT(rows, ::testing::ElementsAre(1, 0, 3, 4, 0, 6));
+}
+
+TEST_F(CpuBackendTest, ChannelsOfARowAreTakenOutOfItInOrder) {
+  std::vector<float> rows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  const std::vector<float> channels = backend_.TakeChannel({.rows = at_(rows.data()),
+                                                            .n_rows = 2,
+                                                            .n_dims = 5,
+                                                            .channel = 1,
+                                                            .n_channels = 2,
+                                                            .channels_apart = 2});
+  EXPECT_THAT(channels, ::testing::ElementsAre(2, 4, 7, 9));
+  EXPECT_THAT(rows, ::testing::ElementsAre(1, 0, 3, 0, 5, 6, 0, 8, 0, 10));
 }
 
 TEST_F(CpuBackendTest, RowsThatAreWantedMoveToTheFrontInOrder) {

@@ -68,6 +68,7 @@ class Rotation {
   // By angles of `cos` and `sin`, [n_positions, rope_dim / 2].
   void TurnRow(const float* cos, const float* sin, const float* row, int position, DType out_type,
                void* out) const;
+  void ZeroChannel(DType type, void* row) const;
   void TurnKey(const HeadTurnAt& head, int64_t token_idx, float* centred, std::byte* out) const;
   void TurnRows(const HeadTurnAt& head, Range tokens) const;
   void MapQueries(const HeadTurnAt& head, Range tokens, int worker_id);
@@ -108,9 +109,13 @@ void Rotation::TurnRow(const float* cos, const float* sin, const float* row, int
   const RotatePlan& plan = turn_.plan;
   const int64_t angles = int64_t{position} * (plan.rope_dim / 2);
   elementwise_.rope(row, cos + angles, sin + angles, plan.rope_dim, plan.head_dim, out_type, out);
-  if (plan.zeroed_channel < 0) return;
-  const int64_t element = SizeOf(out_type);
-  std::memset(static_cast<std::byte*>(out) + plan.zeroed_channel * element, 0,
+  if (!plan.zeroes_first_query_only) ZeroChannel(out_type, out);
+}
+
+void Rotation::ZeroChannel(DType type, void* row) const {
+  if (turn_.plan.zeroed_channel < 0) return;
+  const int64_t element = SizeOf(type);
+  std::memset(static_cast<std::byte*>(row) + turn_.plan.zeroed_channel * element, 0,
               static_cast<size_t>(element));
 }
 
@@ -151,8 +156,10 @@ void Rotation::TurnRows(const HeadTurnAt& head, Range tokens) const {
           head.turned_q +
           (t * head.plan.turned_q_stride + int64_t{h} * head.plan.turned_q_width) * element;
       if (head.plan.turned_q_width > d) std::memset(row, 0, head.plan.turned_q_width * element);
+      std::byte* const query = row + head.plan.turned_q_place * element;
       TurnRow(turn_.cos, turn_.sin, head.q + t * plan.stride + h * d, plan.tokens[t].position,
-              plan.out_type, row + head.plan.turned_q_place * element);
+              plan.out_type, query);
+      if (h == 0 && plan.zeroes_first_query_only) ZeroChannel(plan.out_type, query);
     }
     TurnKey(head, t, centred.data(), head.turned_k + t * head.plan.turned_k.stride * element);
   }

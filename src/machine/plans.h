@@ -149,7 +149,9 @@ struct RotatePlan {
   // Where all keys turn, the first whose key loses HeadTurn::key_offset: the first of the frames.
   int first_less_offset = 0;
   int zeroed_channel = -1;  // of turned rows; -1: none
-  int keys_per_map = 1;     // KV heads whose keys a map joins
+  // The channel is zeroed in the first query of each KV head only: keys and other queries keep it.
+  bool zeroes_first_query_only = false;
+  int keys_per_map = 1;  // KV heads whose keys a map joins
   DType out_type = DType::kF32;
 
   static constexpr int kAllTurn = std::numeric_limits<int>::max();
@@ -332,12 +334,15 @@ struct TakeRowsPlan {
   std::span<const int64_t> from;
 };
 
-// One channel of F32 rows that decides something on the host, and is zero in the rows from then on.
+// Channels of F32 rows that decide something on the host, where they are [n_rows, n_channels], and
+// are zero in the rows from then on.
 struct TakeChannelPlan {
   ObjectPlace rows;  // [n_rows, n_dims], dense
   int64_t n_rows = 0;
   int64_t n_dims = 0;
-  int channel = 0;
+  int channel = 0;         // the first of a row
+  int n_channels = 1;      // of a row
+  int channels_apart = 0;  // from one of them to the next
 };
 
 // Looks for the largest numbers of rows.

@@ -40,8 +40,10 @@ struct Activations {
 
   int64_t n_tokens = 0;
   std::vector<TokenPlace> tokens;
-  std::vector<float> decisions;  // [n_tokens, n_heads + n_kv_heads] of a model with DMC
-  std::vector<int> n_closed;     // [n_kv_heads, n_tokens] MergedRows::n_closed of the layer
+  // [n_tokens, n_heads + n_kv_heads] of a model with DMC; [n_tokens, n_kv_heads] of one with DMS of
+  // which a channel of queries decides.
+  std::vector<float> decisions;
+  std::vector<int> n_closed;  // [n_kv_heads, n_tokens] MergedRows::n_closed of the layer
 
   MachineBuffer hidden;  // [n_tokens, hidden_dim] f32, the residual stream
   MachineBuffer normed;  // [n_tokens, hidden_dim] types.activations

@@ -119,6 +119,7 @@ StatusOr<ModelConfig> LoadModelConfig(const std::string& model) {
   }
   KVL_ASSIGN_OR_RETURN(const json config, ReadJsonFile(path));
   KVL_ASSIGN_OR_RETURN(ModelConfig c, ParseModelConfig(config, path));
+  KVL_RETURN_IF_ERROR(ReadDmsMetadata(model, &c));
   const std::string generation_path = model + "/generation_config.json";
   if (FileExists(generation_path)) {
     KVL_ASSIGN_OR_RETURN(const json generation, ReadJsonFile(generation_path));

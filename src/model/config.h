@@ -92,14 +92,23 @@ struct DmcConfig {
 };
 
 // A model that was taught which keys will not be needed (Dynamic Memory Sparsification, arXiv
-// 2506.05345; docs/methods/dms.md). For each KV head a small product with the normalised residual
-// stream, as it is before the layer's first norm, says at a position whether the one before it may
-// leave: scale * logit - offset > 0. It takes no part in attention.
+// 2506.05345; docs/methods/dms.md). For each KV head a number says at a position whether the one
+// before it may leave: scale * number - offset > 0. It takes no part in attention.
 struct DmsConfig {
+  // The number is the last channel of the first query of the KV head, normalised where queries are
+  // and before RoPE. It is 0 in that query from then on, under every cache.
+  struct QueryChannel {
+    bool zeroes_after_rope = true;  // what RoPE turned into the channel goes as well
+  };
+
   int window = 512;  // positions further back than this are not seen once they may leave
   float scale = 100;
   float offset = 5;
   bool is_per_head = true;  // or the first head of a layer decides for all of them
+  // Without one, the number is a small product with the normalised residual stream, as it is
+  // before the layer's first norm.
+  std::optional<QueryChannel> query_channel;
+  bool decides_of_itself = false;  // a position says it of itself, not of the one before
 };
 
 // What is normalised, and how.
@@ -158,6 +167,8 @@ struct ModelConfig {
   // Rows of the first matrix of the MLP: gate and up, or up alone.
   int mlp_rows() const { return has_gate() ? 2 * ffn_dim : ffn_dim; }
   bool has_gate() const { return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu; }
+  // Whether a channel of queries decides what leaves a cache.
+  bool decides_in_queries() const { return dms.has_value() && dms->query_channel.has_value(); }
   // Describes in one line how positions enter queries and keys, for calibration files.
   std::string DescribePositions() const;
   // Settles what depends on the longest context that will be used, in 1 .. max_seq_len: LongRope

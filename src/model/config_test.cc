@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <tuple>
+
+#include "io/scratch_folder.h"
 
 namespace kvlathe {
 namespace {
@@ -471,6 +474,69 @@ TEST(ModelConfig, ReadsWhatDecidesWhichKeysLeave) {
     damaged[key] = wrong;
     EXPECT_THAT(MessageOf(ErrorOf(damaged)), HasSubstr("dms_")) << key << ' ' << wrong;
   }
+}
+
+// As nvidia/Qwen3-8B-DMS-8x has it.
+TEST(ModelConfig, ReadsThatAChannelOfQueriesDecides) {
+  nlohmann::json json = Llama();
+  const std::string positions = ParseModelConfig(json, "config.json")->DescribePositions();
+  json.update({{"dms_cr", 8}, {"dms_window_size", 512}});
+  auto c = ParseModelConfig(json, "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  ASSERT_TRUE(c->decides_in_queries());
+  EXPECT_TRUE(c->dms->query_channel->zeroes_after_rope);
+  EXPECT_FALSE(c->dms->decides_of_itself);
+  EXPECT_EQ(c->dms->window, 512);
+  EXPECT_EQ(c->dms->scale, 100);
+  EXPECT_EQ(c->dms->offset, 5);
+  EXPECT_NE(c->DescribePositions(), positions);
+  json.erase("dms_window_size");
+  EXPECT_EQ(ParseModelConfig(json, "config.json")->dms->window, 512);
+  json["dms_separate_alpha"] = true;
+  EXPECT_FALSE(ParseModelConfig(json, "config.json")->decides_in_queries());
+  json["dms_separate_alpha"] = false;
+  json["dms_alpha_per"] = "layer";
+  EXPECT_THAT(MessageOf(ErrorOf(json)), HasSubstr("take a model with dms_alpha_per head"));
+  json["dms_alpha_per"] = "head";
+  json["dmc"] = {{"channel", "last"}};
+  EXPECT_THAT(MessageOf(ErrorOf(json)), HasSubstr("do not go together"));
+}
+
+// As FastDMS reads it beside a config.json that says nothing of DMS.
+TEST(ModelConfig, ReadsWhatDecidesFromMetadataBesideIt) {
+  const ScratchFolder folder;
+  const auto config_of = [&](const nlohmann::json& config, const std::string& metadata) {
+    std::ofstream(folder / "config.json") << config;
+    std::ofstream(folder / "dms_metadata.json") << metadata;
+    return LoadModelConfig(folder.path());
+  };
+  for (const char* text :
+       {R"({"config": {"window_size": 128, "alpha_scale": 50, "alpha_offset": 2.5}})",
+        R"({"dms_window_size": 128, "dms_alpha_scale": 50, "dms_initial_alpha_offset": 2.5})",
+        R"({"window_size": 128, "alpha_scale": 50, "dms_alpha_offset": 2.5, "target_cr": 8,
+            "decision_source": "borrowed_query_channel_v1"})"}) {
+    const auto c = config_of(Llama(), text);
+    ASSERT_TRUE(c.ok()) << c.status();
+    ASSERT_TRUE(c->decides_in_queries());
+    EXPECT_FALSE(c->dms->query_channel->zeroes_after_rope);
+    EXPECT_TRUE(c->dms->decides_of_itself);
+    EXPECT_EQ(c->dms->window, 128);
+    EXPECT_EQ(c->dms->scale, 50);
+    EXPECT_EQ(c->dms->offset, 2.5F);
+  }
+  const auto bare = config_of(Llama(), "{}");
+  ASSERT_TRUE(bare.ok()) << bare.status();
+  EXPECT_EQ(bare->dms->window, 256);
+  EXPECT_EQ(bare->dms->scale, 100);
+  EXPECT_EQ(bare->dms->offset, 5);
+  for (const char* wrong :
+       {"[]", "{", R"({"config": 1})", R"({"window_size": 0})", R"({"alpha_scale": "x"})",
+        R"({"decision_source": "external_linear_sidecar_v1"})"}) {
+    EXPECT_THAT(MessageOf(config_of(Llama(), wrong).status()), HasSubstr("dms_metadata.json"));
+  }
+  nlohmann::json both = Llama();
+  both["dms_window_size"] = 256;
+  EXPECT_THAT(MessageOf(config_of(both, "{}").status()), HasSubstr("remove one of them"));
 }
 
 TEST(ModelConfig, SaysWhenADirectoryIsNoModel) {

@@ -29,6 +29,7 @@ void LayerProgram::AddProjections() {
   Add<ProjectStep>();
   if (c.norms.of_qk) Add<NormaliseHeadsStep>();
   if (c.dmc.has_value()) Add<TakeDecisionsStep>();
+  if (c.decides_in_queries()) Add<TakeQueryChannelStep>();
 }
 
 void LayerProgram::AddAttention() {
@@ -85,7 +86,7 @@ ActivationWidths WidthsOf(const Layer& layer) {
                              .mlp_in = c.mlp_rows(),
                              .gated = c.ffn_dim,
                              .added = c.norms.of_outputs || layer.is_parted ? c.hidden_dim : 0};
-  if (layer.layout->SweepsEntries()) {
+  if (layer.layout->SweepsEntries() && !c.decides_in_queries()) {
     widths.dms_normed = c.hidden_dim;
     widths.dms_logits = c.n_kv_heads;
   }

@@ -96,6 +96,14 @@ TEST(LayerProgram, WhatTheModelLetGoLeavesBeforeOutputsAreAddedToTheStream) {
   EXPECT_THAT(StepsOf(config, {}),
               ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
                           "output", "normalise", "feed forward"));
+  config.dms->query_channel.emplace();
+  EXPECT_THAT(
+      StepsOf(config, layout),
+      ElementsAre("normalise", "project", "take query channel", "observe", "rotate and map",
+                  "append", "attend", "evict", "seal", "output", "normalise", "feed forward"));
+  EXPECT_THAT(StepsOf(config, {}),
+              ElementsAre("normalise", "project", "take query channel", "observe", "rotate and map",
+                          "append", "attend", "output", "normalise", "feed forward"));
 }
 
 }  // namespace

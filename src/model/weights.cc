@@ -180,7 +180,9 @@ StatusOr<FloatTable> ModelWeights::LoadVector(const std::string& name, int64_t n
 Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   LayerWeights& layer = layers_[layer_idx];
   KVL_RETURN_IF_ERROR(LoadNorms(layer_idx));
-  if (config_.dms.has_value()) KVL_RETURN_IF_ERROR(LoadDms(layer_idx, pool));
+  if (config_.dms.has_value() && !config_.decides_in_queries()) {
+    KVL_RETURN_IF_ERROR(LoadDms(layer_idx, pool));
+  }
   const std::vector<Projection> qk = held_names_.qk(layer_idx);
   KVL_ASSIGN_OR_RETURN(layer.qk, reader_.Pack(qk, types_, residents(), pool));
   if (config_.biases.qkv) {

@@ -43,7 +43,8 @@ struct LayerWeights {
   FloatTable mlp_in_bias;
   Weight down;  // [hidden_dim, ffn_dim]
   FloatTable down_bias;
-  // With ModelConfig::dms: what decides which keys may leave, in F32.
+  // With ModelConfig::dms, where no channel of queries decides which keys may leave: what does, in
+  // F32.
   NormWeights dms_norm;
   Weight dms;           // [n_kv_heads, hidden_dim]
   FloatTable dms_bias;  // empty: none

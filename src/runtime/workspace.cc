@@ -13,6 +13,7 @@
 #include "kv/capacity.h"
 #include "model/families/gguf_config.h"
 #include "model/model_facts.h"
+#include "model/retrofits/dms_config.h"
 #include "model/retrofits/dms_file.h"
 #include "runtime/named_model.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
@@ -183,7 +184,11 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::OpenAlone(const OpenOptions& nam
   KVL_ASSIGN_OR_RETURN(auto w, Prepare(options, std::move(config)));
   KVL_ASSIGN_OR_RETURN(w->tokenizer_, Tokenizer::Load(options.model, {options.pre}));
   KVL_ASSIGN_OR_RETURN(SafetensorsReader reader, SafetensorsReader::OpenModel(options.model));
-  KVL_ASSIGN_OR_RETURN(const std::string config_text, ReadTextFile(options.model + "/config.json"));
+  KVL_ASSIGN_OR_RETURN(std::string config_text, ReadTextFile(options.model + "/config.json"));
+  if (const std::string metadata = DmsMetadataPath(options.model); FileExists(metadata)) {
+    KVL_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(metadata));
+    config_text += text;
+  }
   w->model_hash_ = ModelHash(config_text, reader);
   KVL_RETURN_IF_ERROR(w->CheckSpecs());
   KVL_RETURN_IF_ERROR(

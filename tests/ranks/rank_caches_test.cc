@@ -141,6 +141,14 @@ RandomModelShape MergingShape() {
   return shape;
 }
 
+RandomModelShape ShapeOfDecidingQueries() {
+  RandomModelShape shape = ShapeOfHeads(4);
+  shape.model_type = "qwen3";
+  shape.dms.emplace();
+  shape.dms->query_channel.emplace();
+  return shape;
+}
+
 struct SharingCase {
   const char* name;
   RandomModelShape shape;
@@ -183,6 +191,14 @@ TEST_P(RankCachesThatMerge, DecodeTheTokensOfOneMachineInItsBytes) {
               {"merging on 2 ranks, 2 stages", MergingShape(), {2, 2}}});
 }
 INSTANTIATE_TEST_SUITE_P(Specs, RankCachesThatMerge, ::testing::ValuesIn(kCachesThatMerge),
+                         CacheNameOf);
+
+class RankCachesThatQueriesDecide : public RankCaches {};
+TEST_P(RankCachesThatQueriesDecide, DecodeTheTokensOfOneMachineInItsBytes) {
+  ExpectSame({{"deciding queries on 2 ranks", ShapeOfDecidingQueries(), {2, 1}}});
+}
+INSTANTIATE_TEST_SUITE_P(Specs, RankCachesThatQueriesDecide,
+                         ::testing::Values("dms(run=64)", "fdc(rate=0.5)+kivi(bits=4)"),
                          CacheNameOf);
 
 class RankCachesOfAllHeads : public RankCaches {};

@@ -37,6 +37,17 @@ ReferenceDms WithBias() {
   dms.window = 1;
   return dms;
 }
+// A channel of queries decides, as in the checkpoint that was published first.
+ReferenceDms InQueries(ReferenceDms dms) {
+  dms.query_channel.emplace();
+  return dms;
+}
+// The same as FastDMS has it: of the position itself, and RoPE turns into the channel what it will.
+ReferenceDms OfItself(ReferenceDms dms) {
+  dms.query_channel = {.zeroes_after_rope = false};
+  dms.decides_of_itself = true;
+  return dms;
+}
 
 const SweptCase kSwept[] = {
     {"dms(sink=0)", Taught(256, 64)},
@@ -48,6 +59,13 @@ const SweptCase kSwept[] = {
     {"dms(run=64)", OfLayer()},
     {"dms(run=64)", WithBias()},
     {"dms(run=7,interval=2,sink=1)", Taught(7, 2, 1), std::nullopt, std::nullopt, "qwen3"},
+    {"dms(run=1,interval=1,sink=0)", InQueries(Taught(1, 1)), std::nullopt, std::nullopt, "qwen3"},
+    {"dms(run=50,interval=16,window=37)", InQueries(Taught(50, 16, 4)), 37, std::nullopt, "qwen3"},
+    {"fdc(sink=4)+dms(run=32)", InQueries(Taught(32, 64, 4)), std::nullopt, std::nullopt, "qwen3",
+     true},
+    {"dms(run=1,interval=1,sink=0)", OfItself(Taught(1, 1))},
+    {"fdc(sink=1)+dms(run=64,sink=1)", OfItself(Taught(64, 64, 1)), std::nullopt, std::nullopt,
+     "llama", true},
 };
 
 TEST_P(SweptModel, DropsWhatTheLiteralMethodDrops) {
@@ -135,6 +153,39 @@ TEST_F(SweptModel, ExtremeDecisionsAreNoneAndAWindow) {
   }
 }
 
+// The channel that decides takes no part in attention under any cache, though nothing leaves it.
+TEST_F(SweptModel, AChannelThatDecidesIsZeroUnderOtherCaches) {
+  for (const auto& [model_type, dms] :
+       {std::pair("qwen3", InQueries(kTaught)), std::pair("llama", OfItself(kTaught))}) {
+    for (const bool has_basis : {false, true}) {
+      SCOPED_TRACE(std::string(model_type) + (has_basis ? " with a basis" : ""));
+      Write({.spec = "", .dms = dms, .model_type = model_type, .has_basis = has_basis});
+      if (!has_basis) bases_.clear();
+      const int n_sink = has_basis ? 4 : 0;
+      const std::vector<int> ids(ids_.begin(), ids_.begin() + kTokens);
+      const Matrix want = testing::ReferenceLogits(reference_, ids, bases_, n_sink);
+      testing::ReferenceModel whole = reference_;
+      whole.query_channel.reset();
+      ASSERT_GT(LargestDifference(want, testing::ReferenceLogits(whole, ids, bases_, n_sink)), 0.1);
+      std::unique_ptr<Model> model =
+          Load(AvailableIsas().back(), DType::kF32, has_basis ? "fdc(sink=4)" : "none");
+      const std::unique_ptr<SequenceCache> cache = NewCache(*model);
+      Matrix logits;
+      for (int begin = 0; begin < kTokens; begin += 23) {
+        const int n = std::min(23, kTokens - begin);
+        ASSERT_TRUE(cache->Extend(n).ok());
+        const SequenceStep step{cache.get(), std::span(ids_).subspan(begin, n),
+                                SequenceStep::Logits::kAll};
+        ASSERT_TRUE(model->Forward({&step, 1}).ok());
+        for (int t = 0; t < n; ++t) {
+          logits.emplace_back(model->logits(t).begin(), model->logits(t).end());
+        }
+      }
+      EXPECT_LT(LargestDifference(logits, want), 1e-4);
+    }
+  }
+}
+
 // Positions that left take no memory: what they gave back holds another sequence.
 TEST_F(SweptModel, WhatLeftIsFreeForOthers) {
   Write({.spec = "", .dms = kTaught});
@@ -162,6 +213,9 @@ const SweptCase kSealed[] = {
          .name = "kivi", .bits = 2, .group = 64, .newest = 49, .n_sink = 1, .sparse_share = 0.2}},
     {"dms(run=64,sink=1)+int8", Taught(64, 64, 1), std::nullopt, std::nullopt, "qwen3", false,
      ReferenceQuantizer{.name = "int8", .bits = 8, .newest = 19, .n_sink = 1}},
+    {"lathe(ratio=4,scales=token,sink=2)+dms(run=64)", InQueries(Taught(64, 64, 2)), std::nullopt,
+     std::nullopt, "qwen3", true,
+     ReferenceQuantizer{.name = "split", .newest = 19, .n_sink = 2, .has_token_scales = true}},
     {"lathe(ratio=4,scales=token,newest=7,sink=2)+dms(run=64)", Taught(64, 64, 2), std::nullopt,
      std::nullopt, "llama", true,
      ReferenceQuantizer{.name = "split", .newest = 19, .n_sink = 2, .has_token_scales = true}},

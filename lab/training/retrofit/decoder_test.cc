@@ -300,6 +300,9 @@ TEST_F(ModelFiles, RefusesWhatItCannotTrainOrStore) {
   config = SmallDecoder(true);
   config.attention.kinds[0].rope.scaling = RopeConfig::Scaling::kLinear;
   EXPECT_EQ(CheckTrainable(config).code(), StatusCode::kUnimplemented);
+  config = SmallDecoder(true);
+  config.dms = DmsConfig{.query_channel = DmsConfig::QueryChannel{}};
+  EXPECT_EQ(CheckTrainable(config).code(), StatusCode::kUnimplemented);
 
   const Decoder decoder(SmallDecoder(true), 1, torch::kFloat, torch::kCPU);
   EXPECT_FALSE(SaveDecoder(decoder, DType::kBf16, "/dev/null/model").ok());

@@ -153,6 +153,7 @@ Status CheckTrainable(const ModelConfig& config) {
   if (config.model_type != "llama") feature = "a family other than llama and gpt2";
   if (config.biases.qkv || config.biases.o || config.biases.mlp) feature = "biases";
   if (config.attention.of(0).rope.scaling != RopeConfig::Scaling::kNone) feature = "rope scaling";
+  if (config.decides_in_queries()) feature = "a channel of queries that decides what leaves (DMS)";
   if (feature == nullptr) return OkStatus();
   return Error(StatusCode::kUnimplemented,
                "the trainer does not handle {}; it trains Llama models without biases and GPT-2",

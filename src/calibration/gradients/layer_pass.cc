@@ -223,6 +223,16 @@ void LayerPass::ZeroDecisions(int n_heads, int64_t token_stride, float* rows) {
   }
 }
 
+void LayerPass::ZeroQueryChannel(bool again, Rows* qk) {
+  const ModelConfig& c = config();
+  if (!c.decides_in_queries() || (again && !c.dms->query_channel->zeroes_after_rope)) return;
+  for (int64_t t = 0; t < n_tokens_; ++t) {
+    for (int64_t g = 0; g < c.n_kv_heads; ++g) {
+      qk->data()[t * qk->width() + (g * c.gqa_group() + 1) * c.head_dim - 1] = 0;
+    }
+  }
+}
+
 void LayerPass::ProjectRows(bool shows_queries) {
   const ModelConfig& c = config();
   const int n_rows = c.n_heads + c.n_kv_heads;
@@ -241,6 +251,7 @@ void LayerPass::ProjectRows(bool shows_queries) {
     });
   }
   if (c.dmc.has_value()) ZeroDecisions(n_rows, now_->qk.width(), now_->qk.data());
+  ZeroQueryChannel(/*again=*/false, &now_->qk);
   CopyKeys(&now_->qk, &now_->k_pre);
   if (shows_queries) CopyColumns(&now_->qk, 0, &shown_.q_pre_rows);
   if (c.rope_dim() > 0)
@@ -248,6 +259,7 @@ void LayerPass::ProjectRows(bool shows_queries) {
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
     ZeroDecisions(n_rows, now_->qk.width(), now_->qk.data());
   }
+  ZeroQueryChannel(/*again=*/true, &now_->qk);
   CopyKeys(&now_->qk, &shown_.k_post_rows);
   if (shows_queries) CopyColumns(&now_->qk, 0, &shown_.q_post_rows);
 }
@@ -364,6 +376,7 @@ void LayerPass::TurnRowsBack() {
     ZeroDecisions(n_rows, back_.qk.width(), back_.qk.data());
     ZeroDecisions(c.n_kv_heads, shown_.far_k_post.width(), shown_.far_k_post.data());
   }
+  ZeroQueryChannel(/*again=*/true, &back_.qk);
   CopyKeys(&back_.qk, &shown_.all_k_post);
   std::copy_n(shown_.far_k_post.data(), n_tokens_ * shown_.far_k_post.width(),
               shown_.far_k_pre.data());
@@ -373,6 +386,7 @@ void LayerPass::TurnRowsBack() {
     ZeroDecisions(n_rows, back_.qk.width(), back_.qk.data());
     ZeroDecisions(c.n_kv_heads, shown_.far_k_pre.width(), shown_.far_k_pre.data());
   }
+  ZeroQueryChannel(/*again=*/false, &back_.qk);
   CopyKeys(&back_.qk, &shown_.all_k_pre);
   if (!c.norms.of_qk) return;
   ForTokens([&](Range tokens) {

@@ -121,6 +121,8 @@ class LayerPass {
   void CopyKeys(Rows* qk, Rows* to) { CopyColumns(qk, qk->width() - to->width(), to); }
   QkvView View();
   void ZeroDecisions(int n_heads, int64_t token_stride, float* rows);
+  // The channel of the first query of each KV head, where that decides; `again`: behind RoPE.
+  void ZeroQueryChannel(bool again, Rows* qk);
 
   // The parts of Run, which leave what RunBack needs of them. Queries are copied where they are to
   // be shown.

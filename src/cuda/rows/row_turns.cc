@@ -46,6 +46,7 @@ void RowVerbs::TurnRows(const RotatePlan& plan) {
                              .rope_dim = plan.rope_dim,
                              .first_unturned = plan.first_unturned,
                              .all_turn = plan.first_unturned == RotatePlan::kAllTurn,
+                             .zeroes_first_query_only = plan.zeroes_first_query_only,
                              .first_less_mean = plan.first_less_mean,
                              .first_less_offset = plan.first_less_offset,
                              .zeroed_channel = plan.zeroed_channel,

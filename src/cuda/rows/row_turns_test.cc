@@ -17,6 +17,7 @@ struct TurnCase {
   int first_unturned = RotatePlan::kAllTurn;
   int first_less_offset = 0;
   int zeroed_channel = -1;
+  bool zeroes_first_query_only = false;
 };
 
 // Buffers and plan of two KV heads with three query heads each.
@@ -66,6 +67,7 @@ class Turn {
             .first_less_mean = 3,
             .first_less_offset = case_.first_less_offset,
             .zeroed_channel = case_.zeroed_channel,
+            .zeroes_first_query_only = case_.zeroes_first_query_only,
             .keys_per_map = n_joined_,
             .out_type = case_.type};
   }
@@ -130,6 +132,8 @@ TEST_F(RowTurnsTest, QueriesAndKeysTurnAndAreMapped) {
   const TurnCase cases[] = {
       {},
       {.type = DType::kBf16, .zeroed_channel = 15},
+      {.has_maps = true, .joins_two = true, .zeroed_channel = 15, .zeroes_first_query_only = true},
+      {.type = DType::kBf16, .zeroed_channel = 7, .zeroes_first_query_only = true},
       {.rope_dim = 8, .has_offset = true, .first_less_offset = 4},
       {.has_offset = true, .first_unturned = 3, .zeroed_channel = 0},
       {.has_offset = true, .has_mean = true, .has_maps = true},

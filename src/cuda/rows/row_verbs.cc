@@ -87,13 +87,15 @@ void RowVerbs::TakeRows(const TakeRowsPlan& plan) {
 }
 
 std::vector<float> RowVerbs::TakeChannel(const TakeChannelPlan& plan) {
-  std::vector<float> channel(plan.n_rows);
-  const int64_t n_bytes = plan.n_rows * int64_t{sizeof(float)};
+  std::vector<float> channel(plan.n_rows * plan.n_channels);
+  const int64_t n_bytes = std::ssize(channel) * int64_t{sizeof(float)};
   if (plan.n_rows == 0 || !Hold(&channel_, n_bytes, "a channel of rows")) return channel;
   cuda::TakeChannel(stream_.get(), {.rows = device_.As<float>(plan.rows),
                                     .n_rows = plan.n_rows,
                                     .n_dims = plan.n_dims,
                                     .channel = plan.channel,
+                                    .n_channels = plan.n_channels,
+                                    .channels_apart = plan.channels_apart,
                                     .taken = device_.As<float>(channel_.place())});
   device_.Download(channel_.place(), std::as_writable_bytes(std::span(channel)));
   return channel;

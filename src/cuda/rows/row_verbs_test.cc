@@ -251,5 +251,21 @@ TEST_F(RowVerbsTest, AChannelIsTakenOutOfRows) {
   ExpectLikeCpu(body, 0);
 }
 
+TEST_F(RowVerbsTest, SeveralChannelsAreTakenOutOfRows) {
+  const auto body = [](const Side& side, auto& verbs) {
+    const MachineBuffer rows = side.Put(Drawn(70 * 48, 1));
+    std::vector<float> all = verbs.TakeChannel({.rows = rows.place(),
+                                                .n_rows = 70,
+                                                .n_dims = 48,
+                                                .channel = 7,
+                                                .n_channels = 4,
+                                                .channels_apart = 10});
+    const std::vector<float> left = side.Get(rows, 70 * 48);
+    all.insert(all.end(), left.begin(), left.end());
+    return all;
+  };
+  ExpectLikeCpu(body, 0);
+}
+
 }  // namespace
 }  // namespace kvlathe

@@ -127,6 +127,10 @@ std::string ModelConfig::DescribePositions() const {
     }
   }
   if (rotary_fraction != 1) text += fmt::format(" on {} channels", rope_dim());
+  if (decides_in_queries()) {
+    text += fmt::format("; dms: last channel of first queries{}",
+                        dms->query_channel->zeroes_after_rope ? ", zeroed again" : "");
+  }
   if (!dmc.has_value()) return text;
   // Calibrated rows lack the channel; what a cache holds depends on all of it.
   text += fmt::format("; dmc: {} channel, offset {}, epsilon {}{}", dmc->is_last ? "last" : "first",

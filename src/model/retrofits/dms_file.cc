@@ -72,7 +72,8 @@ std::string DmsProjectionName(int layer_idx) {
 StatusOr<SafetensorsReader> OpenDmsFile(const std::string& path, ModelConfig* config) {
   if (config->dms.has_value()) {
     return Error(StatusCode::kInvalidArgument,
-                 "{}: the model's own config.json has dms_window_size already; leave the file out",
+                 "{}: the model itself says already what decides (dms_window_size in its "
+                 "config.json, or dms_metadata.json beside that); leave the file out",
                  path);
   }
   KVL_ASSIGN_OR_RETURN(SafetensorsReader reader, SafetensorsReader::OpenFile(path));
@@ -85,6 +86,12 @@ StatusOr<SafetensorsReader> OpenDmsFile(const std::string& path, ModelConfig* co
                  path);
   }
   KVL_RETURN_IF_ERROR(ReadDms(fields, config));
+  if (config->decides_in_queries()) {
+    return Error(StatusCode::kDataLoss,
+                 "{}: dms_separate_alpha in its metadata is not true: what decides would be a "
+                 "channel of the model's own queries, of which a file beside it changes nothing",
+                 path);
+  }
   if (reader.Find(DmsProjectionName(config->n_layers) + ".weight") != nullptr) {
     return Error(StatusCode::kDataLoss,
                  "{}: has tensors of layer {}, and the model has {} layers; it belongs to another",

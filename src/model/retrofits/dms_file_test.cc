@@ -85,6 +85,10 @@ TEST_F(DmsFile, IsRefusedWhereItIsNone) {
     Write(metadata);
     EXPECT_THAT(ErrorOfOpening(), HasSubstr("dms_")) << key << '=' << wrong;
   }
+  std::map<std::string, std::string> in_queries = kMetadata;
+  in_queries.erase("dms_separate_alpha");
+  Write(in_queries);
+  EXPECT_THAT(ErrorOfOpening(), HasSubstr("dms_separate_alpha in its metadata is not true"));
   Write(kMetadata, 3);
   EXPECT_THAT(ErrorOfOpening(), HasSubstr("the model has 2 layers"));
   const auto whole = ReadTextFile(path_);

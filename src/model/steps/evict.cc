@@ -10,7 +10,20 @@
 
 namespace kvlathe {
 
-std::vector<float> EvictStep::Decide(ForwardState* state) const {
+Status TakeQueryChannelStep::Run(ForwardState* state) {
+  Activations& a = *state->activations;
+  const LayerRows& rows = layer_.rows;
+  a.decisions =
+      state->backend->TakeChannel({.rows = a.qk.place(),
+                                   .n_rows = a.n_tokens,
+                                   .n_dims = rows.QkStride(),
+                                   .channel = rows.head_dim - 1,
+                                   .n_channels = rows.n_model_kv_heads(),
+                                   .channels_apart = rows.queries_per_key() * rows.head_dim});
+  return OkStatus();
+}
+
+std::vector<float> EvictStep::ProjectStream(ForwardState* state) const {
   Activations& a = *state->activations;
   const ModelConfig& c = *layer_.config;
   const LayerWeights& w = *layer_.weights;
@@ -20,14 +33,21 @@ std::vector<float> EvictStep::Decide(ForwardState* state) const {
   state->backend->Normalise({&norm, 1});
   state->backend->Project(ProductOf(w.dms, w.dms_bias, a.n_tokens, a.dms_normed.place(),
                                     DType::kF32, a.dms_logits.place()));
+  return state->backend->TakeChannel({.rows = a.dms_logits.place(),
+                                      .n_rows = a.n_tokens * layer_.rows.n_kv_heads,
+                                      .n_dims = 1,
+                                      .channel = 0});
+}
+
+std::vector<float> EvictStep::Decide(ForwardState* state) const {
+  const ModelConfig& c = *layer_.config;
   std::vector<float> logits =
-      state->backend->TakeChannel({.rows = a.dms_logits.place(),
-                                   .n_rows = a.n_tokens * layer_.rows.n_kv_heads,
-                                   .n_dims = 1,
-                                   .channel = 0});
+      c.decides_in_queries() ? state->activations->decisions : ProjectStream(state);
+  // The weights of the norm of queries have the factor of the queries.
+  const float scale = c.decides_in_queries() ? c.dms->scale / c.query_scale : c.dms->scale;
   const std::optional<double>& offset = layer_.layout->retention->sweep->offset;
   const float less = offset.has_value() ? static_cast<float>(*offset) : c.dms->offset;
-  for (float& logit : logits) logit = logit * c.dms->scale - less;
+  for (float& logit : logits) logit = logit * scale - less;
   return logits;
 }
 
@@ -35,8 +55,9 @@ void EvictStep::WriteFlags(const Place& place, int kv_head_idx, std::span<const 
                            std::vector<std::byte>* flags) const {
   EvictionFlags of_head(*flags, MostUnsettled(*layer_.layout->retention));
   const int first = place.step.first_position();
+  const int n_back = layer_.config->dms->decides_of_itself ? 0 : 1;
   for (int t = 0; t < place.step.n_new(); ++t) {
-    const int position = first + t - 1;  // of which this token decides
+    const int position = first + t - n_back;  // of which this token decides
     if (position < layer_.layout->n_sink) continue;
     const int64_t row = place.first_row + t;
     of_head.Set(position, decisions[row * layer_.rows.n_kv_heads + kv_head_idx] > 0);

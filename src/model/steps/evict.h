@@ -8,7 +8,17 @@
 
 namespace kvlathe {
 
-// Writes down what the residual stream, as the layer got it, says of the entry before each token.
+// For a model of which a channel of queries decides (DmsConfig::QueryChannel): moves it to
+// Activations::decisions; it is zero from here on.
+class TakeQueryChannelStep : public LayerStep {
+ public:
+  using LayerStep::LayerStep;
+  std::string_view name() const override { return "take query channel"; }
+  Status Run(ForwardState* state) override;
+};
+
+// Writes down what each token says of an entry: by the channel that was taken from its queries, or
+// by the residual stream as the layer got it.
 // Where the step ends at a prune point, entries leave that may and that no later token sees.
 class EvictStep : public LayerStep {
  public:
@@ -23,8 +33,10 @@ class EvictStep : public LayerStep {
     int64_t first_row;
   };
 
-  // What is decided, [n_tokens, n_kv_heads]: a positive number lets the entry before go.
+  // What is decided, [n_tokens, n_kv_heads]: a positive number lets an entry go.
   std::vector<float> Decide(ForwardState* state) const;
+  // Of the residual stream, in the same shape.
+  std::vector<float> ProjectStream(ForwardState* state) const;
   // Adds what was decided to the flags of a head.
   void WriteFlags(const Place& place, int kv_head_idx, std::span<const float> decisions,
                   std::vector<std::byte>* flags) const;

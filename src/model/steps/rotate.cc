@@ -21,6 +21,10 @@ RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens) {
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
     plan.zeroed_channel = c.dmc->is_last ? rows.head_dim - 1 : 0;
   }
+  if (c.decides_in_queries() && c.dms->query_channel->zeroes_after_rope) {
+    plan.zeroed_channel = rows.head_dim - 1;
+    plan.zeroes_first_query_only = true;
+  }
   return plan;
 }
 

@@ -40,6 +40,19 @@ TEST_F(RotateStepTest, TheDecidingChannelOfDmcStaysZeroWhereTheModelWasTaughtSo)
   Begin(&cache, 1);
   ASSERT_TRUE(RotateStep(&layer).Run(&state).ok());
   EXPECT_EQ(backend.rotation.zeroed_channel, kHeadDim - 1);
+  EXPECT_FALSE(backend.rotation.zeroes_first_query_only);
+}
+
+TEST_F(RotateStepTest, TheDecidingChannelOfDmsStaysZeroInTheFirstQueryAlone) {
+  config.dms = DmsConfig{.query_channel = DmsConfig::QueryChannel{}};
+  SequenceCache cache(&layout, &pool);
+  Begin(&cache, 1);
+  ASSERT_TRUE(RotateStep(&layer).Run(&state).ok());
+  EXPECT_EQ(backend.rotation.zeroed_channel, kHeadDim - 1);
+  EXPECT_TRUE(backend.rotation.zeroes_first_query_only);
+  config.dms->query_channel->zeroes_after_rope = false;
+  ASSERT_TRUE(RotateStep(&layer).Run(&state).ok());
+  EXPECT_EQ(backend.rotation.zeroed_channel, -1);
 }
 
 }  // namespace

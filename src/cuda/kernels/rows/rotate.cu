@@ -26,15 +26,16 @@ struct AddRowsParams {
 };
 static_assert(sizeof(TurnHeadsParams) <= 4096 && sizeof(AddRowsParams) <= 4096);
 
-// Angles of a position: cos and sin [rope_dim / 2].
-struct AnglesAt {
+// Angles of a position: cos and sin [rope_dim / 2], and the channel of a row that is zero then.
+struct TurnAt {
   const float *cos, *sin;
+  int zeroed_channel;  // -1: none
 };
 
 // Channel c of a row that turns, whose numbers x(i) are.
 template <typename F>
-KVL_DEVICE float TurnedChannel(const TurnParams& p, const AnglesAt& at, int c, const F& x) {
-  if (c == p.zeroed_channel) return 0;
+KVL_DEVICE float TurnedChannel(const TurnParams& p, const TurnAt& at, int c, const F& x) {
+  if (c == at.zeroed_channel) return 0;
   const int half = p.rope_dim / 2;
   if (c < half) return x(c) * at.cos[c] - x(c + half) * at.sin[c];
   if (c < 2 * half) return x(c) * at.cos[c - half] + x(c - half) * at.sin[c - half];
@@ -47,10 +48,11 @@ KVL_DEVICE void StoreNumber(float y, DType type, void* to, int64_t idx) {
 
 KVL_DEVICE void TurnQueries(const TurnParams& p, const TurnedHead& head, int token, int position) {
   const int64_t angles = int64_t{position} * (p.rope_dim / 2);
-  const AnglesAt at = {p.cos + angles, p.sin + angles};
   const int width = head.turned_q_width, n = p.gqa_group * width;
   for (int i = ThreadIdx(); i < n; i += kTurnThreads) {
     const int h = i / width, c = i % width - head.turned_q_place;
+    const bool zeroes = h == 0 || !p.zeroes_first_query_only;
+    const TurnAt at = {p.cos + angles, p.sin + angles, zeroes ? p.zeroed_channel : -1};
     const float* const q = head.q + token * p.stride + int64_t{h} * p.head_dim;
     const bool is_query = c >= 0 && c < p.head_dim;
     const float y = is_query ? TurnedChannel(p, at, c, [&](int j) { return q[j]; }) : 0.0f;
@@ -60,7 +62,8 @@ KVL_DEVICE void TurnQueries(const TurnParams& p, const TurnedHead& head, int tok
 
 KVL_DEVICE void TurnKey(const TurnParams& p, const TurnedHead& head, int token, int position) {
   const int64_t angles = int64_t{position} * (p.rope_dim / 2);
-  const AnglesAt at = {p.key_cos + angles, p.key_sin + angles};
+  const TurnAt at = {p.key_cos + angles, p.key_sin + angles,
+                     p.zeroes_first_query_only ? -1 : p.zeroed_channel};
   const float* const k = head.k + token * p.stride;
   const bool loses_mean = head.turning_mean != nullptr && position >= p.first_less_mean;
   const bool turns = position < p.first_unturned;

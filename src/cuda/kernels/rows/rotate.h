@@ -42,6 +42,7 @@ struct TurnParams {
   int rope_dim = 0;
   int first_unturned = 0;
   bool all_turn = true;  // first_unturned is RotatePlan::kAllTurn
+  bool zeroes_first_query_only = false;
   int first_less_mean = 0;
   int first_less_offset = 0;
   int zeroed_channel = -1;

@@ -34,10 +34,11 @@ TakeRowsKernel(KVL_PARAMS(TakeRowsParams) p) {
 }
 
 KVL_KERNEL(kMoveThreads) TakeChannelKernel(KVL_PARAMS(TakeChannelParams) p) {
-  const int64_t row = int64_t{BlockIdx()} * kMoveThreads + ThreadIdx();
-  if (row >= p.n_rows) return;
-  float* const from = p.rows + row * p.n_dims + p.channel;
-  p.taken[row] = *from;
+  const int64_t idx = int64_t{BlockIdx()} * kMoveThreads + ThreadIdx();
+  if (idx >= p.n_rows * p.n_channels) return;
+  const int64_t row = idx / p.n_channels, nth = idx % p.n_channels;
+  float* const from = p.rows + row * p.n_dims + p.channel + nth * p.channels_apart;
+  p.taken[idx] = *from;
   *from = 0;
 }
 
@@ -92,7 +93,8 @@ void TakeRows(cudaStream_t stream, const TakeRowsParams& params) {
 
 void TakeChannel(cudaStream_t stream, const TakeChannelParams& params) {
   Launch(stream, TakeChannelKernel,
-         {.n_blocks = BlocksFor(params.n_rows), .n_threads = kMoveThreads}, params);
+         {.n_blocks = BlocksFor(params.n_rows * params.n_channels), .n_threads = kMoveThreads},
+         params);
 }
 
 void Embed(cudaStream_t stream, const EmbedParams& params) {

@@ -25,7 +25,9 @@ struct TakeChannelParams {
   int64_t n_rows = 0;
   int64_t n_dims = 0;
   int channel = 0;
-  float* taken = nullptr;  // [n_rows]
+  int n_channels = 1;
+  int channels_apart = 0;
+  float* taken = nullptr;  // [n_rows, n_channels]
 };
 void TakeChannel(cudaStream_t stream, const TakeChannelParams& params);
 
