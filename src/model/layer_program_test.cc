@@ -90,20 +90,22 @@ TEST(LayerProgram, WhatTheModelLetGoLeavesBeforeOutputsAreAddedToTheStream) {
   CacheLayout layout;
   layout.retention = RetentionPlan{.sweep = SweepPlan{.window = 8}};
   layout.seal = SealPlan{.format = {.codec = UniformCodec{}}};
-  EXPECT_THAT(StepsOf(config, layout),
-              ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
-                          "evict", "seal", "output", "normalise", "feed forward"));
-  EXPECT_THAT(StepsOf(config, {}),
-              ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
-                          "output", "normalise", "feed forward"));
-  config.dms->query_channel.emplace();
   EXPECT_THAT(
       StepsOf(config, layout),
-      ElementsAre("normalise", "project", "take query channel", "observe", "rotate and map",
-                  "append", "attend", "evict", "seal", "output", "normalise", "feed forward"));
+      ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
+                  "observe outputs", "evict", "seal", "output", "normalise", "feed forward"));
   EXPECT_THAT(StepsOf(config, {}),
+              ElementsAre("normalise", "project", "observe", "rotate and map", "append", "attend",
+                          "observe outputs", "output", "normalise", "feed forward"));
+  config.dms->query_channel.emplace();
+  EXPECT_THAT(StepsOf(config, layout),
               ElementsAre("normalise", "project", "take query channel", "observe", "rotate and map",
-                          "append", "attend", "output", "normalise", "feed forward"));
+                          "append", "attend", "observe outputs", "evict", "seal", "output",
+                          "normalise", "feed forward"));
+  EXPECT_THAT(
+      StepsOf(config, {}),
+      ElementsAre("normalise", "project", "take query channel", "observe", "rotate and map",
+                  "append", "attend", "observe outputs", "output", "normalise", "feed forward"));
 }
 
 }  // namespace

@@ -17,8 +17,9 @@ int64_t EntrySpan(const CacheLayout& layout) {
 
 // What a head holds that will not change or be dropped any more.
 int64_t EntriesOf(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
-  if (layout.HasRunsOfHeads() && layout.MergesEntries()) {
-    return std::max<int64_t>(0, n_tokens - layout.n_sink - 1);  // the next may join the newest
+  if (layout.HasRunsOfHeads() && layout.ModelDecidesEntries()) {
+    // The next may join the newest, or let it go.
+    return std::max<int64_t>(0, n_tokens - layout.n_sink - 1);
   }
   if (layout.MergesEntries()) {
     return std::max<int64_t>(0, n_tokens - layout.n_sink) / EntrySpan(layout);

@@ -8,7 +8,7 @@ constexpr StatusCode kRefused = StatusCode::kInvalidArgument;
 // What keys from before RoPE go with.
 Status CheckLatents(const Spec& spec) {
   const RetentionFacts retention = spec.retention_facts();
-  if (!TurnWhenRead(spec.keys()) || (!retention.merges && !retention.counts_by_head)) {
+  if (!TurnWhenRead(spec.keys()) || (!retention.merges && !retention.model_decides)) {
     return OkStatus();
   }
   return Error(kRefused,
@@ -42,7 +42,7 @@ Status CheckSharedLatents(const Spec& spec) {
 Status CheckJoinedHeads(const Spec& spec) {
   if (!spec.joins_heads()) return OkStatus();
   const RetentionFacts retention = spec.retention_facts();
-  if (retention.merges || retention.counts_by_head) {
+  if (retention.merges || retention.model_decides) {
     return Error(kRefused,
                  "--kv '{}': {} {} the rows of each KV head, and heads=joint stores those of "
                  "several as one; take heads=own",

@@ -44,6 +44,7 @@ RetentionFacts OwnFactsOf(const DmsOptions& /*dms*/) {
   return {.moves_rows = true,
           .acts_on_later = true,
           .differs_by_head = true,
+          .model_decides = true,
           .counts_by_head = true,
           .ends_prompt_as_run = true};
 }

@@ -185,7 +185,10 @@ struct RetentionFacts {
   bool merges = false;           // positions are averaged into entries
   bool acts_on_later = false;    // it acts on positions behind the prompt too
   bool differs_by_head = false;  // heads of a layer may hold entries of other positions
-  bool counts_by_head = false;   // heads of a layer may even hold other numbers of entries
+  // The model decides what leaves, for each of its KV heads, and entries do not tell their
+  // positions.
+  bool model_decides = false;
+  bool counts_by_head = false;      // heads of a layer may even hold other numbers of entries
   bool ends_prompt_as_run = false;  // what is left of the prompt is sealed at its end, as one run
   int window = 0;                   // so many newest positions are seen; 0: all that are kept
 };
