@@ -16,7 +16,7 @@ namespace {
 struct DmsOptions {
   TrainingRunOptions run;
   std::string model;
-  int n_calibrated = 0;
+  std::string heads;  // to begin with; empty: they are fitted
 };
 
 // What the engine looks for: the model's name with .dms.safetensors.
@@ -28,7 +28,7 @@ std::string HeadsIn(const std::string& directory, const DmsOptions& options) {
 
 // The heads as they are now, with the offset that belongs to them.
 Status WriteHeads(const Trainer& trainer, const DmsOptions& options, const std::string& directory) {
-  KVL_ASSIGN_OR_RETURN(const DmsRecipe calibrated, trainer.CalibratedDms(options.n_calibrated));
+  KVL_ASSIGN_OR_RETURN(const DmsRecipe calibrated, trainer.CalibratedDms());
   KVL_RETURN_IF_ERROR(MakeOutputDirectory(directory));
   const std::string path = HeadsIn(directory, options);
   KVL_RETURN_IF_ERROR(WriteDmsHeads(trainer.decoder(), calibrated, path));
@@ -37,7 +37,8 @@ Status WriteHeads(const Trainer& trainer, const DmsOptions& options, const std::
   return OkStatus();
 }
 
-Status Begin(const DmsOptions& options, Trainer* trainer) {
+Status Begin(const DmsOptions& options, const DmsRecipe& dms, Trainer* trainer) {
+  if (!options.heads.empty()) return ReadDmsHeads(options.heads, dms, trainer->mutable_decoder());
   const Stopwatch watch;
   KVL_RETURN_IF_ERROR(trainer->FitDmsHeads([&](int64_t n_done, int64_t n) {
     fmt::print(stderr, "measured {} of {} sequences, {:.0f} s\n", n_done, n, watch.Seconds());
@@ -66,7 +67,7 @@ Status Train(const DmsOptions& options) {
     KVL_RETURN_IF_ERROR(trainer->LoadCheckpoint(checkpoint));
     fmt::print(stderr, "going on from step {}\n", trainer->step());
   } else {
-    KVL_RETURN_IF_ERROR(Begin(options, trainer.get()));
+    KVL_RETURN_IF_ERROR(Begin(options, *recipe.dms, trainer.get()));
     if (options.run.is_first_worker()) KVL_RETURN_IF_ERROR(trainer->SaveCheckpoint(checkpoint));
   }
   if (!trainer->is_done()) {
@@ -94,7 +95,6 @@ Status Train(const DmsOptions& options) {
 
 void AddDmsVerb(RetrofitVerbs* verbs) {
   auto options = std::make_shared<DmsOptions>();
-  options->n_calibrated = 8;
   CLI::App* verb = verbs->Add(
       "dms",
       "Teach heads which entries of a cache may leave it; interrupted, the same command goes on",
@@ -104,10 +104,8 @@ void AddDmsVerb(RetrofitVerbs* verbs) {
   verb->add_option("-m,--model", options->model,
                    "model directory or .gguf file, whose weights stay")
       ->required();
-  verb->add_option("--calibration-sequences", options->n_calibrated,
-                   "over which the offset of a file is settled; 0: it is the recipe's")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 20));
+  verb->add_option("--heads", options->heads,
+                   "file of heads that the run begins with; without it they are fitted");
 }
 
 }  // namespace kvlathe

@@ -59,9 +59,9 @@ class Trainer {
   // (training/retrofit/dms/dms_fit.h), over the sequences of the first phase that the steps then do
   // not read. `on_sequence` is called behind each with how many there are. kDataLoss as of DmsFit.
   Status FitDmsHeads(const std::function<void(int64_t n_done, int64_t n)>& on_sequence);
-  // The recipe's `dms` with the offset that leaves the share of its compression, over the next
-  // sequences that a step would read. kDataLoss where logits are not finite.
-  StatusOr<DmsRecipe> CalibratedDms(int64_t n_sequences) const;
+  // The recipe's `dms` with the offset that leaves the share of its compression over the validation
+  // source; without one as it is. kDataLoss where logits are not finite.
+  StatusOr<DmsRecipe> CalibratedDms() const;
 
   // One optimiser step. kDataLoss, with the step and what is not finite, when the loss is not, or
   // when the gradients of ten steps in a row are not; then the trainer cannot go on.

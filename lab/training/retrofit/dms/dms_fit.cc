@@ -18,6 +18,7 @@ constexpr double kLeastFarShare = 0.125;
 constexpr double kCostFloor = 1e-4;
 // Of an entry's cost, in the mean that is predicted for it, what a Newton step may count at most.
 constexpr double kLargestRatio = 50;
+constexpr int64_t kCurvatureRows = 16384;
 
 // Takes notes of what a layer's heads see and of what its columns cost.
 class MeasuringPass : public MergePass {
@@ -102,6 +103,9 @@ Tensor DmsFit::Regress(const Rows& rows) const {
   const Tensor solution =
       at::linalg_solve(gram, torch::mm(weighted.t(), log_cost.t()).to(torch::kDouble));
   Tensor of_log = solution.clone();
+  // The curvature only says how far a step goes, so that a part of many rows says enough.
+  const int64_t n_rows = x.size(0), every = std::max<int64_t>(1, n_rows / kCurvatureRows);
+  const Tensor some = x.slice(0, 0, n_rows, every).contiguous();
   // The mean of the logarithm is not the logarithm of the mean, which is what an entry that leaves
   // costs: Newton steps towards the least sum of cost / prediction + log(prediction), which the
   // mean minimises, and which the regression is the first guess of.
@@ -111,8 +115,10 @@ Tensor DmsFit::Regress(const Rows& rows) const {
       const Tensor ratio = (cost[h] * torch::exp(-predicted.select(1, h))).clamp_max(kLargestRatio);
       const Tensor slope = torch::mv(weighted.t(), 1 - ratio).to(torch::kDouble) +
                            torch::mv(ridge, of_log.select(1, h) - solution.select(1, h));
+      const Tensor of_some =
+          (ratio.clamp_min(0.2).unsqueeze(1) * weighted).slice(0, 0, n_rows, every);
       const Tensor curvature =
-          torch::mm(x.t(), weighted * ratio.clamp_min(0.2).unsqueeze(1)).to(torch::kDouble) + ridge;
+          torch::mm(some.t(), of_some).to(torch::kDouble) * static_cast<double>(every) + ridge;
       of_log.select(1, h).sub_(at::linalg_solve(curvature, slope) * 0.7);
     }
   }

@@ -1,6 +1,9 @@
 #include "training/retrofit/dms/dms_heads.h"
 
+#include <charconv>
+#include <cmath>
 #include <map>
+#include <system_error>
 #include <vector>
 
 #include "io/safetensors/safetensors.h"
@@ -8,11 +11,13 @@
 namespace kvlathe {
 namespace {
 
+constexpr char kOffsetKey[] = "dms_initial_alpha_offset";
+
 std::map<std::string, std::string> MetadataOf(const DmsRecipe& recipe) {
   return {{"format", "pt"},
           {"dms_window_size", fmt::format("{}", recipe.window)},
           {"dms_alpha_scale", fmt::format("{}", recipe.scale)},
-          {"dms_initial_alpha_offset", fmt::format("{}", recipe.offset)},
+          {kOffsetKey, fmt::format("{}", recipe.offset)},
           {"dms_alpha_per", "head"},
           {"dms_separate_alpha", "true"}};
 }
@@ -44,9 +49,16 @@ Status WriteDmsHeads(const Decoder& decoder, const DmsRecipe& recipe, const std:
 
 Status ReadDmsHeads(const std::string& path, const DmsRecipe& recipe, Decoder* decoder) {
   KVL_ASSIGN_OR_RETURN(const SafetensorsReader reader, SafetensorsReader::OpenFile(path));
+  double offset = recipe.offset;
   for (const auto& [key, value] : MetadataOf(recipe)) {
     const auto found = reader.metadata().find(key);
     const std::string there = found == reader.metadata().end() ? "missing" : found->second;
+    if (key == kOffsetKey) {
+      const bool is_read =
+          std::from_chars(there.data(), there.data() + there.size(), offset).ec == std::errc() &&
+          std::isfinite(offset);
+      if (is_read) continue;
+    }
     if (there == value) continue;
     return Error(StatusCode::kInvalidArgument, "{}: {} is {} there, {} in the recipe", path, key,
                  there, value);
@@ -57,6 +69,7 @@ Status ReadDmsHeads(const std::string& path, const DmsRecipe& recipe, Decoder* d
     KVL_ASSIGN_OR_RETURN(const TensorView* view, reader.Get(name, parameter.sizes().vec()));
     torch::Tensor values = torch::empty(parameter.sizes(), torch::kFloat);
     ConvertToFloat(view->dtype, view->data, view->n_elements(), values.data_ptr<float>());
+    if (name.ends_with(".bias")) values.add_((recipe.offset - offset) / recipe.scale);
     torch::Tensor(parameter).copy_(values);
   }
   return OkStatus();

@@ -16,8 +16,9 @@ namespace kvlathe {
 // The heads of a decoder that has some. The file appears whole or not at all.
 Status WriteDmsHeads(const Decoder& decoder, const DmsRecipe& recipe, const std::string& path);
 
-// Into a decoder that has heads. kInvalidArgument where the shapes, or window, scale or offset, are
-// not those of the decoder and the recipe.
+// Into a decoder that has heads, which decide as the file's do: an offset that is not the recipe's
+// goes into their biases. kInvalidArgument where window or scale are not those of the recipe,
+// kDataLoss where shapes are not those of the decoder.
 Status ReadDmsHeads(const std::string& path, const DmsRecipe& recipe, Decoder* decoder);
 
 }  // namespace kvlathe

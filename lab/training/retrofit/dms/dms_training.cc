@@ -58,16 +58,15 @@ Status Trainer::FitDmsHeads(const std::function<void(int64_t, int64_t)>& on_sequ
   return fit.Solve(dms.KeptShare(context));
 }
 
-StatusOr<DmsRecipe> Trainer::CalibratedDms(int64_t n_sequences) const {
+StatusOr<DmsRecipe> Trainer::CalibratedDms() const {
   KVL_CHECK(recipe_->dms.has_value());
   DmsRecipe dms = *recipe_->dms;
   const torch::NoGradGuard no_grad;
   const int context = recipe_->phases[state_.phase_idx].context;
   std::vector<Tensor> logits;
-  for (int64_t i = 0; i < n_sequences; ++i) {
-    const Tensor batch = ReadBatch(1, context, [&](int64_t, std::span<int64_t> out) {
-      order_.Read(state_.phase_idx, state_.phase_sequences + i, out);
-    });
+  for (int64_t i = 0; i < order_.n_validation_sequences(context); ++i) {
+    const Tensor batch = ReadBatch(
+        1, context, [&](int64_t, std::span<int64_t> out) { order_.ReadValidation(i, out); });
     LogitPass pass(*decoder_, dms);
     decoder_->Hidden(WithoutTargets(batch), options_.compute_type, &pass);
     logits.insert(logits.end(), pass.logits.begin(), pass.logits.end());
