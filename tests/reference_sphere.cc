@@ -43,7 +43,7 @@ void CodeBySphere(const ReferenceLevels& levels, bool corrects_norms, std::vecto
       const double steps = std::abs(x) / scale * kStepsOfScale;
       if (std::abs(steps - level) < std::abs(steps - nearest)) nearest = level;
     }
-    numbers.push_back(x < 0 ? -nearest : nearest);
+    numbers.push_back(x > 0 ? nearest : -nearest);
   }
   const double stored = corrects_norms ? RoundToF16(norm / Norm(numbers) * kStepsOfScale) : scale;
   for (size_t i = 0; i < numbers.size(); ++i) (*row)[i] = numbers[i] * stored / kStepsOfScale;

@@ -1,7 +1,5 @@
 #include "format/sphere_codes/normal_tables.h"
 
-#include <bit>
-
 namespace kvlathe {
 namespace {
 
@@ -101,9 +99,9 @@ constexpr NormalTable MakeNormalTable(int bits) {
     numbers[code] = static_cast<int8_t>(of_half < 0 ? -number : number);
   }
   NamedTable table(numbers, kUnit, bits);
-  // Between the two levels beside 0 lies 0, which has the even code of the two: whatever lies above
-  // the float below it has. StepsOf finds that float for all other boundaries.
-  table.steps.boundaries[levels.n] = std::bit_cast<float>(0x80000001u);
+  // 0 lies between two levels and has the code of the one below: the float before 0 is too small
+  // for machines that take such numbers for 0.
+  table.steps.boundaries[levels.n] = 0;
   return {table, static_cast<float>(step)};
 }
 

@@ -204,7 +204,7 @@ Scale EncodeByLevels(const PackedSide& side, bool corrects, const Elements& grou
     double nearest = std::numeric_limits<double>::infinity();
     for (int code = 0; code < n_codes; ++code) {
       const double distance = std::fabs(quotient - side.table->numbers[code]);
-      const bool is_tie = distance == nearest && code % 2 == 0;
+      const bool is_tie = distance == nearest && code % 2 == 0 && quotient != 0;
       if (distance > nearest || (distance == nearest && !is_tie)) continue;
       nearest = distance;
       m->code[i] = code;
