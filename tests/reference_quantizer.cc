@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "reference_trellis.h"
+#include "references/reference_trellis.h"
 
 namespace kvlathe::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "reference_decoder.h"
-#include "reference_sphere.h"
+#include "references/reference_sphere.h"
 
 namespace kvlathe::testing {
 

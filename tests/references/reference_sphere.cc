@@ -1,4 +1,4 @@
-#include "reference_sphere.h"
+#include "references/reference_sphere.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "reference_trellis.h"
+#include "references/reference_trellis.h"
 
 #include <algorithm>
 #include <cmath>
