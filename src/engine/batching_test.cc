@@ -220,7 +220,8 @@ INSTANTIATE_TEST_SUITE_P(
                   true},
         CacheCase{"F32ExactSnapkvKivi", DType::kF32, true,
                   "snapkv(keep=0.5,score=exact)+kivi(bits=4)", 0, true},
-        CacheCase{"Bf16Kvzip", DType::kBf16, false, "kvzip(keep=0.5,window=8,chunk=128)", 0, true},
+        CacheCase{"Bf16Kvzip", DType::kBf16, false, "kvzip(keep=0.5,window=8,chunk=128,heads=own)",
+                  0, true},
         CacheCase{"Bf16TovaKivi", DType::kBf16, false, "tova(budget=200)+kivi(bits=4)", 0, true}),
     [](const auto& cache) { return cache.param.name; });
 

@@ -128,7 +128,8 @@ inline std::vector<Trace> RunRequests(Model* model, const std::vector<Request>& 
       EXPECT_TRUE(id.ok()) << id.status();
     }
     while (engine.Step()) row = 0;
-    for (const Trace& trace : traces) EXPECT_TRUE(trace.outcome.status.ok());
+    for (const Trace& trace : traces)
+      EXPECT_TRUE(trace.outcome.status.ok()) << trace.outcome.status;
   }
   EXPECT_EQ(pool.usage().used_bytes, 0);
   EXPECT_LE(pool.usage().peak_bytes, budget);

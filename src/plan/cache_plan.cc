@@ -36,7 +36,7 @@ void CheckInvariants(const CacheLayout& layout, const PlanParts& parts) {
   KVL_CHECK(!layout.HasPressedRuns() || (layout.storages.size() == layout.shapes.size() &&
                                          std::ranges::all_of(layout.storages, has_pressed_bits)));
   if (!TurnWhenRead(layout.keys)) return;
-  KVL_CHECK(!layout.CountsByHead());
+  KVL_CHECK(!layout.MergesEntries() && !layout.SweepsEntries());
   const bool has_entries_of_heads =
       layout.DropsEntries() && layout.retention->HasVotes() && !layout.retention->shares_heads;
   KVL_CHECK(HeadsPerLatent(layout.keys) == 1 || !has_entries_of_heads);

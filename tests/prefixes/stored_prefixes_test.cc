@@ -213,7 +213,10 @@ class StoredPrefixes : public ::testing::TestWithParam<SequenceCase> {
       all.n_preemptions += sums.n_preemptions;
       all.n_pressed += sums.n_pressed;
     }
-    EXPECT_EQ(all.n_stored > 0, shares);
+    // Traffic whose prompts all part before they end may find no ended prompt to share.
+    if (!SharesEndedPrompts(model_->layout())) {
+      EXPECT_EQ(all.n_stored > 0, shares);
+    }
     return all;
   }
 
@@ -224,8 +227,12 @@ class StoredPrefixes : public ::testing::TestWithParam<SequenceCase> {
 TEST_P(StoredPrefixes, GiveTheSameAnswers) {
   Use(MakeCaseModel(GetParam(), &threads_, SelectIsa().value()));
   const Sums sums = ExpectAll();
-  if (GetParam().spec == "none") EXPECT_GT(sums.n_preemptions, 0);
-  if (GetParam().name == "LathePressure") EXPECT_GT(sums.n_pressed, 0);
+  if (GetParam().spec == "none") {
+    EXPECT_GT(sums.n_preemptions, 0);
+  }
+  if (GetParam().name == "LathePressure") {
+    EXPECT_GT(sums.n_pressed, 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, StoredPrefixes, ::testing::ValuesIn(testing::SequenceCases()),
