@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from . import prepare
 from .paper_specs import FEW_TOKENS, GEAR, HEADS, N_ROTATED, N_TOKENS, N_WITH_GRADIENTS, RESIDUALS, ROTATED
-from .rival_specs import PUBLISHED_WINDOWS, RIVALS, RIVALS_ON_NEEDLES
+from .rival_specs import DMS_HEADS, LEARNED, PUBLISHED_WINDOWS, RIVALS, RIVALS_ON_NEEDLES
 
 # Where a method can keep its newest positions in 16 bits, it keeps 32. lathe keeps more by itself: WITHOUT has it with 32, NEWEST others with as many.
 CODES = ["q4_0(newest=32)", "kivi(bits=4,group=64,newest=32)", "kivi(bits=3,group=64,newest=32)",
@@ -280,6 +280,18 @@ def rival_parts(setup):
     return parts
 
 
+def learned_parts(setup):
+    """Heads that were taught what may leave a cache, beside votes, on texts that they were not taught on and where facts hide in a novel."""
+    if pathlib.Path(setup.model).stem != "smollm2":
+        return []
+    heads, windows = ("--dms", DMS_HEADS), "4 windows of 2048 tokens"
+    parts = [compared(setup, "learned/wiki", f"WikiText-2 test, {windows}: entries that leave", LEARNED, "wiki", 4, 2048, WIKI, heads, n_together=6),
+             compared(setup, "learned/novel", f"a novel, {windows}: entries that leave", LEARNED, "novel", 4, 2048, NOVEL, heads, n_together=6)]
+    options = ("--task-text", f"{setup.data}/{NOVEL}", "--task-length", "2000", "--task-count", "25", *heads)
+    return parts + [task(setup, f"learned/{name}", title, argument, options, LEARNED, data=(NOVEL,))
+                    for name, title, argument in (("needle", "one number in a novel", "needle"), ("uuids", "an identifier (UUID)", "needle(kind=uuids)"))]
+
+
 def task(setup, name, title, argument, options, specs=MAIN, **files):
     baseline = f"{setup.work}/{name.replace('/', '-')}.none.jsonl"
     return Part(name, title, tuple(specs), ("eval", "-m", setup.model, "--task", argument, *options), baseline=baseline, **files)
@@ -390,7 +402,8 @@ def parts_of(setup):
         return embedded_parts(setup)
     if is_large(setup):
         return large_parts(setup)
-    return [*text_parts(setup), *file_tasks(setup), *retrieval_tasks(setup), drift_part(setup), *rival_parts(setup)]
+    return [*text_parts(setup), *file_tasks(setup), *retrieval_tasks(setup), drift_part(setup), *rival_parts(setup),
+            *learned_parts(setup)]
 
 
 def missing_data(part, setup):

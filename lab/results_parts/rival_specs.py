@@ -17,3 +17,10 @@ RIVALS_ON_NEEDLES = ["none", *KVARN, *TURBOQUANT, *OSCAR, "q4_0(hadamard=on,newe
                      "kivi(bits=2,group=64,newest=32)", "kvquant(bits=3,newest=32)", "lathe(ratio=4,context=2048)", "lathe(ratio=8,context=2048)"]
 PUBLISHED_WINDOWS = ["none", "oscar", "oscar(heads=own)", "kivi(bits=2,group=32,buffer=128,newest=128,sink=0)",
                      "kvarn(key_bits=4,value_bits=2)", "turboquant(bits=4)", "lathe(ratio=4)", "lathe(ratio=8)"]
+
+# Of a model whose heads were taught what may leave (models/smollm2-dms): a half and a quarter of the entries, beside votes, and with codes behind.
+DMS_HEADS = "models/smollm2-dms/smollm2-2x.dms.safetensors"
+HALF, QUARTER = "dms", "dms(offset=-3.292)"
+LEARNED = ["none", HALF, QUARTER, *(f"{method}(keep={keep})" for method in ("snapkv", "kvzip") for keep in (0.5, 0.25)),
+           *(f"h2o(keep={keep},recent=0.25)" for keep in (0.5, 0.25)), f"lathe(ratio=4)+{HALF}", f"lathe(ratio=4)+{QUARTER}",
+           "lathe(ratio=8,context=2048)"]
