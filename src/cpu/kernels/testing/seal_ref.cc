@@ -200,13 +200,13 @@ Scale EncodeByLevels(const PackedSide& side, bool corrects, const Elements& grou
   const float of_number = bits == 0 ? 1 : F16ValueRef(bits) * side.table->unit;
   double numbers = 0;
   for (const auto& [m, i] : group) {
-    // Workers take denormal numbers for 0.
-    const float x = std::fabs(m->x[i]) < std::numeric_limits<float>::min() ? 0 : m->x[i];
-    const double quotient = std::clamp(x / of_number, -256.0f, 256.0f);
+    const double quotient = std::clamp(m->x[i] / of_number, -256.0f, 256.0f);
     double nearest = std::numeric_limits<double>::infinity();
     for (int code = 0; code < n_codes; ++code) {
       const double distance = std::fabs(quotient - side.table->numbers[code]);
-      const bool is_tie = distance == nearest && code % 2 == 0 && quotient != 0;
+      // Between the middle levels lies 0, and the sign decides of numbers that are hardly more.
+      const bool is_tie =
+          distance == nearest && code % 2 == 0 && (code != n_codes / 2 || quotient > 0);
       if (distance > nearest || (distance == nearest && !is_tie)) continue;
       nearest = distance;
       m->code[i] = code;
