@@ -368,7 +368,7 @@ int64_t BlocksFor(const CacheLayout& layout, int64_t n_tokens) {
 }
 
 int64_t HeldBlocks(const CacheLayout& layout, int64_t n_tokens, int64_t n_prompt) {
-  if (layout.CountsByHead()) return MergedBlocks(layout, n_tokens, 0);
+  if (layout.MergesEntries() || layout.SweepsEntries()) return MergedBlocks(layout, n_tokens, 0);
   if (!layout.retention.has_value()) return BlocksFor(layout, n_tokens);
   return RetainedAt(*layout.retention, {layout.n_sink, n_prompt}, n_tokens).n_blocks;
 }
@@ -454,7 +454,7 @@ int64_t PeakBytesOfGrowth(const CacheLayout& layout, SequenceGrowth growth, int6
     return layout.DropsEntries() ? PeakWithRetention(layout, growth, n_prompt)
                                  : PeakWithSealing(layout, growth, max_step, n_prompt);
   }
-  if (layout.CountsByHead()) {
+  if (layout.MergesEntries() || layout.SweepsEntries()) {
     return PartsOfBlocks(layout, {.n_blocks = MergedBlocks(layout, n_tokens, max_step)}).total();
   }
   if (layout.retention.has_value()) {
