@@ -19,8 +19,8 @@ PUBLISHED_WINDOWS = ["none", "oscar", "oscar(heads=own)", "kivi(bits=2,group=32,
                      "kvarn(key_bits=4,value_bits=2)", "turboquant(bits=4)", "lathe(ratio=4)", "lathe(ratio=8)"]
 
 # Of a model whose heads were taught what may leave (models/smollm2-dms): a half and a quarter of the entries, beside votes, and with codes behind.
-DMS_HEADS = "models/smollm2-dms/smollm2-2x.dms.safetensors"
-HALF, QUARTER = "dms", "dms(offset=-3.292)"
+DMS_HEADS = "models/smollm2-dms/smollm2.dms.safetensors"
+HALF, QUARTER = "dms(offset=2.5)", "dms(offset=-6.2)"
 LEARNED = ["none", HALF, QUARTER, *(f"{method}(keep={keep})" for method in ("snapkv", "kvzip") for keep in (0.5, 0.25)),
            *(f"h2o(keep={keep},recent=0.25)" for keep in (0.5, 0.25)), f"lathe(ratio=4)+{HALF}", f"lathe(ratio=4)+{QUARTER}",
            "lathe(ratio=8,context=2048)"]
