@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "model/planned_model.h"
+#include "random_model.h"
 #include "runtime/machines/machine_choice.h"
 
 namespace kvlathe::testing {
@@ -45,6 +46,21 @@ LoadedModel LoadModel(const std::string& directory, const NumberTypes& types, Is
   EXPECT_TRUE(model.ok()) << model.status();
   loaded.model = *std::move(model);
   return loaded;
+}
+
+std::unique_ptr<Model> LoadWithBases(const ModelOnDisk& on_disk, const NumberTypes& types,
+                                     const char* spec_text, std::shared_ptr<Machine> machine) {
+  const auto spec = Spec::Parse(spec_text);
+  EXPECT_TRUE(spec.ok() && CheckSupported(*spec).ok()) << spec.status();
+  auto weights = ModelWeights::Load(*LoadModelConfig(on_disk.directory), types,
+                                    OpenSource(on_disk.directory), std::move(machine));
+  EXPECT_TRUE(weights.ok()) << weights.status();
+  ModelBasis basis = ToModelBasis(on_disk.reference, on_disk.bases);
+  if (FactsOf(spec->sealing()).splits_bits) DrawSplitBits(&basis);
+  auto model =
+      CreateModel(*std::move(weights), PartsOf(*spec, on_disk.bases.empty() ? nullptr : &basis));
+  EXPECT_TRUE(model.ok()) << model.status();
+  return *std::move(model);
 }
 
 Matrix EngineLogits(LoadedModel* loaded, const std::vector<int>& ids,

@@ -32,6 +32,16 @@ LoadedModel LoadModel(
     const ModelBasis* basis = nullptr, int n_sink = 0, int context = 0,
     const std::function<std::shared_ptr<Machine>(ThreadPool*)>& make_machine = nullptr);
 
+// A random model in a directory, what it should compute, and bases of its heads; none: empty.
+struct ModelOnDisk {
+  const std::string& directory;
+  const ReferenceModel& reference;
+  const std::vector<ReferenceBasis>& bases;
+};
+// The model with the cache of a spec.
+std::unique_ptr<Model> LoadWithBases(const ModelOnDisk& on_disk, const NumberTypes& types,
+                                     const char* spec_text, std::shared_ptr<Machine> machine);
+
 // Logits after every token, fed in chunks of the given sizes (the last one repeats) and of no more
 // than the cache takes at once. n_prompt 0: the prompt does not end.
 Matrix EngineLogits(LoadedModel* loaded, const std::vector<int>& ids,

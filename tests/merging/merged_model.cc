@@ -7,7 +7,7 @@
 
 #include "kv/quantizer/quantizer_methods.h"
 #include "kv/retention/retention_methods.h"
-#include "model/planned_model.h"
+#include "loaded_model.h"
 #include "random_model.h"
 #include "runtime/machines/machine_choice.h"
 
@@ -63,18 +63,8 @@ void MergedModel::Write(const MergedCase& c) {
 }
 
 std::unique_ptr<Model> MergedModel::Load(Isa isa, DType type, const char* spec_text) {
-  const auto spec = Spec::Parse(spec_text);
-  EXPECT_TRUE(spec.ok() && CheckSupported(*spec).ok()) << spec.status();
-  auto reader = SafetensorsReader::OpenModel(directory_);
-  auto weights =
-      ModelWeights::Load(*LoadModelConfig(directory_), type, MakeFileSource(*std::move(reader)),
-                         MakeMachine(&threads_, isa));
-  EXPECT_TRUE(weights.ok()) << weights.status();
-  ModelBasis basis = testing::ToModelBasis(reference_, bases_);
-  if (FactsOf(spec->sealing()).splits_bits) testing::DrawSplitBits(&basis);
-  auto model = CreateModel(*std::move(weights), PartsOf(*spec, bases_.empty() ? nullptr : &basis));
-  EXPECT_TRUE(model.ok()) << model.status();
-  return *std::move(model);
+  return testing::LoadWithBases({directory_, reference_, bases_}, type, spec_text,
+                                MakeMachine(&threads_, isa));
 }
 
 void MergedModel::Read(Model* model, SequenceCache* cache, int n_tokens, int chunk,

@@ -3,12 +3,13 @@
 //
 //   offset  bytes
 //   0       8       "KVLSEQ\r\n"
-//   8       4       format version, 13
+//   8       4       format version, 14
 //   12      8       n_bytes of the whole file
 //   20              spec, model: a length of 4 bytes and the text, each
 //                   n_layers, n_kv_heads, head_dim, n_sink, window, kBlockSize, n_tokens: 4 bytes
 //                   each; where the prompt ends and how many positions come after it: 8 bytes each
 //                   if the window is 0xFFFFFFFF: the window of every layer, 4 bytes each
+//                   if the model decides what leaves: how many positions always stay, 4 bytes
 //                   of every KV head, 4 bytes each: rank_k, rank_v, row type (0 F32, 1 F16,
 //                   2 BF16), whether its open blocks are coded, the channels of K and of V that
 //                   have 8, 5, 4, 3, 2 and 1 bits (of each class of entries, and of pressed runs if
@@ -21,12 +22,13 @@
 //                   were sealed with the prompt and all its sealed blocks
 //                   the caller's state: a length of 8 bytes and the bytes. Where machines share the
 //                   model it begins with what the others hold of the cache: how many parts, 4
-//                   bytes, and of each a length of 8 bytes and a file of this kind the objects of
-//                   every KV head, as they lie in memory: its sink rows and its blocks, with a
-//                   window only those that the last position sees; if the spec seals, the run
-//                   records of these blocks, with the first head the layer records, or before the
-//                   first run the sums from which the head finds its bases; if the spec drops
-//                   entries, the positions and votes of those that are left
+//                   bytes, and of each a length of 8 bytes and a file of this kind
+//                   the objects of every KV head, as they lie in memory: its sink rows and its
+//                   blocks, with a window only those that the last position sees; if the spec
+//                   seals, the run records of these blocks, with the first head the layer records,
+//                   or before the first run the sums from which the head finds its bases; if the
+//                   spec drops entries, the positions and votes of those that are left; if the
+//                   model decides what leaves, what it decided of positions that are not settled
 //   last    4       CRC-32C of everything before
 //
 // Numbers are little-endian. Rows that no position has filled are zero in the file, so that it says

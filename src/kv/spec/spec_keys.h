@@ -196,7 +196,9 @@ inline constexpr std::string_view kOscarPaper =
 inline constexpr std::string_view kDmcPaper =
     "Dynamic Memory Compression: Retrofitting LLMs for Accelerated Inference";
 
-// All presets, in the order in which they are listed.
+// Those of the last two axes, in the order in which they are listed.
+std::span<const StageInfo> QuantizersAndResiduals();
+// All presets, likewise.
 std::span<const StageInfo> Presets();
 
 }  // namespace kvlathe

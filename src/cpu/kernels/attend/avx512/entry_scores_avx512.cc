@@ -98,12 +98,13 @@ struct Rows {
   int first, first_seeing, n;
 };
 
-// Adds the units of the 64 entries from `entry` on of kRowsIn32Bits rows from `begin` on.
-template <bool kIsMasked>
-KVL_INLINE void AddUnits(const EntryScoreParams& p, const Rows& rows, int begin, int entry,
-                         __m512i (&sums)[kBlockLines]) {
+// f(sums, lanes, units) for each line of the 64 entries from `entry` on, of these
+// rows: its sums, the entries that the row sees, and their units.
+template <bool kIsMasked, typename F>
+KVL_INLINE void ForUnits(const EntryScoreParams& p, const Rows& rows, Range rows_at, int entry,
+                         __m512i (&sums)[kBlockLines], const F& f) {
   const __m512 most = _mm512_set1_ps(kMaxUnits);
-  for (int i = begin; i < Min(rows.n, begin + kRowsIn32Bits); ++i) {
+  for (int64_t i = rows_at.begin; i < rows_at.end; ++i) {
     const float* row = p.scores + (rows.first + i) * p.stride + entry;
     const __m512 scale = _mm512_set1_ps(rows.weights[i].scale);
     const __m512 offset = _mm512_set1_ps(rows.weights[i].offset);
@@ -113,28 +114,27 @@ KVL_INLINE void AddUnits(const EntryScoreParams& p, const Rows& rows, int begin,
       const __m512i units = _mm512_cvtps_epu32(_mm512_min_ps(Exp2(x), most));
       const __mmask16 lanes =
           kIsMasked ? FirstLanes(rows.visible[i] - entry - kLanes * j.value) : __mmask16(~0);
-      sums[j.value] = _mm512_mask_add_epi32(sums[j.value], lanes, sums[j.value], units);
+      sums[j.value] = f(sums[j.value], lanes, units);
     });
   }
 }
 
-// Raises to the units of these entries of all rows that are larger.
+// Adds the units of these entries of kRowsIn32Bits rows from `begin` on.
+template <bool kIsMasked>
+KVL_INLINE void AddUnits(const EntryScoreParams& p, const Rows& rows, int begin, int entry,
+                         __m512i (&sums)[kBlockLines]) {
+  ForUnits<kIsMasked>(p, rows, {begin, Min(rows.n, begin + kRowsIn32Bits)}, entry, sums,
+                      [](__m512i sum, __mmask16 lanes, __m512i units)
+                          KVL_PART { return _mm512_mask_add_epi32(sum, lanes, sum, units); });
+}
+
+// Raises to the units of these entries of all rows from `begin` up to `end` that are larger.
 template <bool kIsMasked>
 KVL_INLINE void RaiseToUnits(const EntryScoreParams& p, const Rows& rows, int begin, int end,
                              int entry, __m512i (&largest)[kBlockLines]) {
-  const __m512 most = _mm512_set1_ps(kMaxUnits);
-  for (int i = begin; i < end; ++i) {
-    const float* row = p.scores + (rows.first + i) * p.stride + entry;
-    const __m512 scale = _mm512_set1_ps(rows.weights[i].scale);
-    const __m512 offset = _mm512_set1_ps(rows.weights[i].offset);
-    Unroll<kBlockLines>([&](auto j) KVL_PART {
-      const __m512 x = _mm512_fmadd_ps(_mm512_loadu_ps(row + kLanes * j.value), scale, offset);
-      const __m512i units = _mm512_cvtps_epu32(_mm512_min_ps(Exp2(x), most));
-      const __mmask16 lanes =
-          kIsMasked ? FirstLanes(rows.visible[i] - entry - kLanes * j.value) : __mmask16(~0);
-      largest[j.value] = _mm512_mask_max_epu32(largest[j.value], lanes, largest[j.value], units);
-    });
-  }
+  ForUnits<kIsMasked>(p, rows, {begin, end}, entry, largest,
+                      [](__m512i most, __mmask16 lanes, __m512i units)
+                          KVL_PART { return _mm512_mask_max_epu32(most, lanes, most, units); });
 }
 
 // The largest of rows for the 64 entries from `entry` on.
