@@ -98,13 +98,13 @@ struct Rows {
   int first, first_seeing, n;
 };
 
-// f(sums, lanes, units) for each line of the 64 entries from `entry` on, of these
-// rows: its sums, the entries that the row sees, and their units.
+// f(sums, lanes, units) for each line of the 64 entries from `entry` on, of the rows
+// [begin, end): its sums, the entries that the row sees, and their units.
 template <bool kIsMasked, typename F>
-KVL_INLINE void ForUnits(const EntryScoreParams& p, const Rows& rows, Range rows_at, int entry,
+KVL_INLINE void ForUnits(const EntryScoreParams& p, const Rows& rows, int begin, int end, int entry,
                          __m512i (&sums)[kBlockLines], const F& f) {
   const __m512 most = _mm512_set1_ps(kMaxUnits);
-  for (int64_t i = rows_at.begin; i < rows_at.end; ++i) {
+  for (int i = begin; i < end; ++i) {
     const float* row = p.scores + (rows.first + i) * p.stride + entry;
     const __m512 scale = _mm512_set1_ps(rows.weights[i].scale);
     const __m512 offset = _mm512_set1_ps(rows.weights[i].offset);
@@ -123,7 +123,7 @@ KVL_INLINE void ForUnits(const EntryScoreParams& p, const Rows& rows, Range rows
 template <bool kIsMasked>
 KVL_INLINE void AddUnits(const EntryScoreParams& p, const Rows& rows, int begin, int entry,
                          __m512i (&sums)[kBlockLines]) {
-  ForUnits<kIsMasked>(p, rows, {begin, Min(rows.n, begin + kRowsIn32Bits)}, entry, sums,
+  ForUnits<kIsMasked>(p, rows, begin, Min(rows.n, begin + kRowsIn32Bits), entry, sums,
                       [](__m512i sum, __mmask16 lanes, __m512i units)
                           KVL_PART { return _mm512_mask_add_epi32(sum, lanes, sum, units); });
 }
@@ -132,7 +132,7 @@ KVL_INLINE void AddUnits(const EntryScoreParams& p, const Rows& rows, int begin,
 template <bool kIsMasked>
 KVL_INLINE void RaiseToUnits(const EntryScoreParams& p, const Rows& rows, int begin, int end,
                              int entry, __m512i (&largest)[kBlockLines]) {
-  ForUnits<kIsMasked>(p, rows, {begin, end}, entry, largest,
+  ForUnits<kIsMasked>(p, rows, begin, end, entry, largest,
                       [](__m512i most, __mmask16 lanes, __m512i units)
                           KVL_PART { return _mm512_mask_max_epu32(most, lanes, most, units); });
 }
