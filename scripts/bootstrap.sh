@@ -11,6 +11,8 @@
 #                                        (about 400 MB); without it those parts are skipped
 #   scripts/bootstrap.sh --with-cuda     the toolkit of CUDA too, for `cmake --preset cuda` (about 850 MB on disk), where the
 #                                        system has no nvcc; no package of it is installed (scripts/fetch_cuda.sh)
+#   scripts/bootstrap.sh --with-python   what the Python module is built and tested with too (scripts/python_env.sh); where no
+#                                        package index can be reached, the module is not built
 #   scripts/bootstrap.sh --with-deploy   HAProxy and the checkers of deploy/ too, one of them from PyPI;
 #                                        without them those tests are skipped
 set -euo pipefail
@@ -31,6 +33,7 @@ packages=(
 
 with_deploy=
 with_cuda=
+with_python=
 for argument in "$@"; do
   case "$argument" in
     # The fast BLAS is for training in F32; BF16 runs on oneDNN.
@@ -41,9 +44,13 @@ for argument in "$@"; do
       with_deploy=1
       ;;
     --with-cuda) with_cuda=1 ;;
+    --with-python)
+      packages+=(python3-dev python3-venv)
+      with_python=1
+      ;;
     *)
-      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer, --with-browser, --with-cuda" \
-        "and --with-deploy" >&2
+      echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer, --with-browser, --with-cuda," \
+        "--with-python and --with-deploy" >&2
       exit 2
       ;;
   esac
@@ -73,6 +80,8 @@ fetch_what_is_missing() {
   [ "${KVLATHE_GRAMMAR:-ON}" = OFF ] || scripts/fetch_xgrammar.sh || exit 1
   [ -z "$with_deploy" ] || install_deploy_checker
   [ -z "$with_cuda" ] || fetch_cuda
+  [ -z "$with_python" ] || scripts/python_env.sh ||
+    echo "scripts/bootstrap.sh: the Python module is not built, and its tests are skipped" >&2
 }
 
 # fetch_cuda: the toolkit, or what the one of the system lacks.

@@ -117,7 +117,7 @@ def targets_of(root, cmake_file):
             is_library = function == "kvl_library"
             targets.append(
                 Target(arguments["NAME"][0], folder, sources, arguments.get("DEPS", []), is_library))
-        elif function in ("add_library", "add_executable") and words:
+        elif function in ("add_library", "add_executable", "nanobind_add_module") and words:
             sources = [resolve(word) for word in words[1:] if word.endswith(".cc")]
             name = words[0].removeprefix("kvlathe_")
             plain[words[0]] = Target(name, folder, sources, [], function == "add_library")

@@ -12,9 +12,9 @@ cd "$(dirname "$0")/.."
 
 case ${1:-} in
   # Libtorch and the lab (lab/README.md) take a fifth of the time, so the first ring goes without them.
-  '') ring=first leaves_out=(-LE second) all=OFF packages=(--with-deploy) ;;
+  '') ring=first leaves_out=(-LE second) all=OFF packages=(--with-deploy --with-python) ;;
   # Chromium takes 400 MB, for one screenshot of the report; without it that part of a test is left out.
-  --all) ring=all leaves_out=() all=ON packages=(--with-trainer --with-deploy --with-browser) ;;
+  --all) ring=all leaves_out=() all=ON packages=(--with-trainer --with-deploy --with-browser --with-python) ;;
   *)
     echo "scripts/test.sh: unknown argument $1; there is --all" >&2
     exit 2
@@ -64,7 +64,9 @@ mkdir -p build
 # Libraries that are one source each take a quarter of the time. Only the second ring sees whether a source
 # includes what it needs.
 [ "$ring" = all ] && together=OFF || together=ON
-run_preset release -DKVLATHE_UNITY_LIBRARIES="$together"
+python=OFF
+[ ! -x .cache/python/bin/python ] || python=ON
+run_preset release -DKVLATHE_UNITY_LIBRARIES="$together" -DKVLATHE_PYTHON="$python"
 # Kernels of one GPU and the host code around them, where a toolkit is: a change must compile there too, and its kernels may
 # not become worse unseen. Nothing here needs a GPU.
 if command -v nvcc >/dev/null || [ -x build/cuda_toolkit/bin/nvcc ]; then

@@ -11,7 +11,7 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TOP = ("apps", "cmake", "deploy", "docs", "examples", "fuzz", "include", "lab", "models", "scripts", "src", "tests")
+TOP = ("apps", "cmake", "deploy", "docs", "examples", "fuzz", "include", "lab", "models", "python", "scripts", "src", "tests")
 MOST_SOURCES = 40  # .h and .cc files directly in one folder
 CODE, SCRIPTS = {".h", ".cc"}, {".py", ".sh", ".cmake", ".yml"}
 ENDINGS = r"(?:h|cc|md|py|sh|cmake|svg|jinja)"

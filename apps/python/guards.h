@@ -1,0 +1,61 @@
+// What stands between a call from Python and the library: one thread at a time, signals, forks.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <mutex>
+
+#include "base/status.h"
+#include "python/errors.h"
+
+namespace kvlathe::python {
+
+// Of an object that one thread may use at a time. Workers do not live on in the child of a fork.
+class Turns {
+ public:
+  // Throws FailedPrecondition in a child of the process that made the object.
+  void CheckProcess() const {
+    if (getpid() == process_) return;
+    throw StatusError(Error(StatusCode::kFailedPrecondition,
+                            "the process was forked after this object was made, and its threads "
+                            "are not in the child; make it anew there, or start processes by "
+                            "'spawn'"));
+  }
+  std::mutex& mutex() { return mutex_; }
+
+ private:
+  std::mutex mutex_;
+  pid_t process_ = getpid();
+};
+
+// While it lives, this thread alone uses the object, and others run Python. The mutex is let go
+// before the interpreter is waited for.
+class Turn {
+ public:
+  explicit Turn(Turns* turns) : turns_((turns->CheckProcess(), turns)), lock_(turns->mutex()) {}
+
+ private:
+  Turns* turns_;
+  nanobind::gil_scoped_release released_;
+  std::lock_guard<std::mutex> lock_;
+};
+
+// Asked often while the interpreter is released: throws what a signal handler of Python raised,
+// such as KeyboardInterrupt. Asks the interpreter ten times a second.
+class Signals {
+ public:
+  void Check() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next_) return;
+    next_ = now + std::chrono::milliseconds(100);
+    const nanobind::gil_scoped_acquire acquired;
+    if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace kvlathe::python

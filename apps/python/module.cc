@@ -1,0 +1,22 @@
+// kvlathe._native, the compiled part of the Python package kvlathe (docs/python.md).
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "base/cpu_features.h"
+#include "python/errors.h"
+
+namespace kvlathe::python {
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, module) {
+  module.attr("__version__") = KVLATHE_VERSION;
+  RegisterErrors();
+  module.def(
+      "instruction_set", [] { return std::string(IsaName(ValueOrThrow(SelectIsa()))); },
+      "The instruction set of the kernels on this machine, such as 'avx512_bf16'.");
+}
+
+}  // namespace kvlathe::python
