@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/cpu_features.h"
+#include "python/codec_bindings.h"
 #include "python/errors.h"
 
 namespace kvlathe::python {
@@ -14,6 +15,7 @@ namespace nb = nanobind;
 NB_MODULE(_native, module) {
   module.attr("__version__") = KVLATHE_VERSION;
   RegisterErrors();
+  BindCodec(module);
   module.def(
       "instruction_set", [] { return std::string(IsaName(ValueOrThrow(SelectIsa()))); },
       "The instruction set of the kernels on this machine, such as 'avx512_bf16'.");
