@@ -23,6 +23,8 @@ class Turns {
                             "are not in the child; make it anew there, or start processes by "
                             "'spawn'"));
   }
+  // Whether this is such a child.
+  bool is_child() const { return getpid() != process_; }
   std::mutex& mutex() { return mutex_; }
 
  private:
