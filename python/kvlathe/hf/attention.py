@@ -52,6 +52,7 @@ def mark_rows(key: torch.Tensor, layer: LayerOfCache) -> torch.Tensor:
 
 def step_mask(
     *,
+    kv_length: int,
     attention_mask: torch.Tensor | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
@@ -68,7 +69,7 @@ def step_mask(
             "the model asks for a mask that is not causal, such as images and packed sequences have; "
             "a LatheCache attends causally only"
         )
-    if attention_mask is None or bool(attention_mask.all()):
+    if attention_mask is None or (attention_mask.shape[-1] == kv_length and bool(attention_mask.all())):
         return None
     return attention_mask
 

@@ -206,12 +206,14 @@ class LatheCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0:
             raise UnsupportedError(
-                "a LatheCache cannot take tokens back, for what was compressed cannot be cut at any token; generate "
-                "without an assistant model and without prompt lookup"
+                "a LatheCache cannot take tokens back, for compressed rows cannot be cut at any token; go on from a "
+                "copy that was made earlier (copy.deepcopy)"
             )
 
     def activate_past_recording(self) -> None:
-        raise UnsupportedError("a LatheCache cannot take tokens back, so it cannot be the cache of an assistant model")
+        raise UnsupportedError(
+            "a LatheCache cannot take tokens back; generate without an assistant model and without prompt lookup"
+        )
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self.batch_select_indices(beam_idx)
