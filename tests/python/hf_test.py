@@ -21,9 +21,10 @@ except ImportError:
 import kvlathe
 import kvlathe.hf
 from kvlathe.errors import InvalidArgumentError, UnsupportedError
-from tiny_models import FAMILIES, make_tiny_model
+from tiny_models import FAMILIES, make_tiny_model, write_tokenizer
 
 KVLATHE, NANO = (pathlib.Path(argument) for argument in sys.argv[1:3])
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
 N_PROMPT, N_NEW = 230, 24
 
 # One of every axis, and of most methods.
@@ -270,6 +271,35 @@ class Presses(unittest.TestCase):
         with kvlathe.hf.press(model, "kivi(bits=2)", n_threads=1) as pressed:
             generate(model, prompt_ids(40), past_key_values=transformers.DynamicCache(config=model.config))
             self.assertIsNone(pressed.cache)
+
+
+class Programs(unittest.TestCase):
+    """What users write around a model."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(FOLDER.name) / "with_tokenizer"
+        MODELS["llama"].save_pretrained(cls.folder)
+        write_tokenizer(cls.folder, (NANO / "calibration.txt").read_text(encoding="utf-8")[:50000])
+
+    def test_the_example(self):
+        arguments = [self.folder, "zack(rate=0.3)+kivi(bits=4)", "It was a dark", NANO / "calibration.txt"]
+        said = subprocess.run(
+            [sys.executable, "-B", EXAMPLES / "transformers_cache.py", *arguments], capture_output=True, text=True
+        )
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertTrue(said.stdout.startswith("It was a dark"), said.stdout)
+        self.assertRegex(said.stdout, r"\n\d+ bytes, [\d.]+% of rows in 16 bits\n$")
+
+    def test_a_pipeline(self):
+        pipeline = transformers.pipeline("text-generation", model=str(self.folder), torch_dtype=torch.float32)
+        prompts = ["It was a dark and stormy night, and the rain", "Once"]
+        pipeline.tokenizer.padding_side = "left"
+        options = {"max_new_tokens": 12, "do_sample": False, "batch_size": 2}
+        expected = pipeline(prompts, **options)
+        with kvlathe.hf.press(pipeline.model, "none", n_threads=1) as pressed:
+            self.assertEqual(pipeline(prompts, **options), expected)
+        self.assertEqual(len(pressed.cache.sequences), 2)
 
 
 class Refusals(unittest.TestCase):

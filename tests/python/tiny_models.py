@@ -4,7 +4,15 @@ import pathlib
 import shutil
 
 import torch
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedModel, Qwen3Config
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 FAMILIES = ("llama", "qwen3", "gemma3")
 # Lower than the prompts of the tests are long, so that windows are passed.
@@ -52,3 +60,19 @@ def make_tiny_model(family: str, folder: pathlib.Path, tokenizer: pathlib.Path) 
     for name in ("tokenizer.model", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, folder)
     return model
+
+
+def write_tokenizer(folder: pathlib.Path, text: str) -> None:
+    """Adds a tokenizer that transformers reads without other packages, with at most 1000 ids, learned from `text`."""
+    special = ["<pad>", "<s>", "</s>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        [text], trainers.BpeTrainer(vocab_size=1000, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    )
+    pad, bos, eos = special
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad, bos_token=bos, eos_token=eos
+    ).save_pretrained(folder)

@@ -48,7 +48,7 @@ def codec_for(model_or_config: PreTrainedModel | PreTrainedConfig, kv: str | Cod
     return Codec(Shape.from_config(config), kv, **options)
 
 
-class LatheLayer(CacheLayerMixin):
+class LatheLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     """One layer of a LatheCache. It holds no rows: `update` hands them over to the attention function."""
 
     is_compileable = False
@@ -115,7 +115,7 @@ def _rows(states: torch.Tensor, step: Step) -> np.ndarray[Any, np.dtype[np.float
     return rows
 
 
-class LatheCache(Cache):
+class LatheCache(Cache):  # type: ignore[misc, unused-ignore]
     """A compressed cache for `generate` and `forward` of a model of transformers.
 
         model.generate(**inputs, past_key_values=LatheCache(model, "lathe(ratio=8)", basis=path))

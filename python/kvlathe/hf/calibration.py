@@ -38,7 +38,8 @@ def _captured_attention(
         for states in (query, key, value)
     )
     _running[-1].add(module.layer_idx, *rows, rotated=True, first_position=0)
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    output: torch.Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
+    return output, None
 
 
 AttentionInterface.register(_ATTENTION, _captured_attention)
@@ -70,7 +71,6 @@ def _sequences(ids: Series[int], n_tokens: int, length: int, bos: int | None) ->
     return [cut[i * len(cut) // wanted] for i in range(wanted)]
 
 
-@torch.no_grad()
 def calibrate(
     model: PreTrainedModel,
     tokenizer_or_ids: Any,
@@ -100,7 +100,7 @@ def calibrate(
     calibrator = Calibrator(Shape.from_config(config))
     _running.append(calibrator)
     try:
-        with attention_set(attention_configs(model), _ATTENTION):
+        with torch.no_grad(), attention_set(attention_configs(model), _ATTENTION):
             for sequence in _sequences(ids, max_tokens, length, bos):
                 model(torch.tensor([sequence], device=model.device), use_cache=False)
     finally:
