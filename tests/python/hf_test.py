@@ -229,6 +229,15 @@ class Copies(unittest.TestCase):
             self.assertEqual(new_ids(result, len(ids)), new_ids(expected, len(ids)))
         self.assertEqual(prompt.get_seq_length(), 150)
 
+    def test_a_conversation_goes_on(self):
+        model = MODELS["gemma3"]
+        cache = cache_of("gemma3", "none")
+        first = generate(model, prompt_ids(60), past_key_values=cache)
+        ids = torch.cat([first.sequences[0], prompt_ids(20, seed=6)[1:]])
+        second = generate(model, ids, past_key_values=cache)
+        self.assertEqual(new_ids(second, len(ids)), new_ids(generate(model, ids), len(ids)))
+        self.assertEqual([sequence.n_tokens for sequence in cache.sequences], [len(ids) + N_NEW - 1])
+
     def test_rows_are_chosen_and_repeated(self):
         model = MODELS["llama"]
         ids = torch.stack([prompt_ids(50, seed) for seed in (7, 8, 9)])
