@@ -21,6 +21,7 @@
 #include "python/arrays.h"
 #include "python/codec_state.h"
 #include "python/errors.h"
+#include "python/given_weights.h"
 #include "python/guards.h"
 #include "runtime/machines/machine_choice.h"
 
@@ -68,7 +69,8 @@ using SequenceList = std::vector<std::shared_ptr<SequenceHandle>>;
 class CodecHandle {
  public:
   CodecHandle(const ShapeHandle& shape, const std::string& kv, const StatisticsHandle* statistics,
-              const std::string& dtype, int n_threads, int max_positions);
+              const std::string& dtype, int n_threads, int max_positions,
+              const nb::object& weights);
 
   std::string spec() const { return state_->facts().spec().ToString(); }
   double Fraction() const { return state_->facts().Fraction(); }
@@ -96,8 +98,11 @@ class CodecHandle {
 
 CodecHandle::CodecHandle(const ShapeHandle& shape, const std::string& kv,
                          const StatisticsHandle* statistics, const std::string& dtype,
-                         int n_threads, int max_positions) {
-  CodecOptions options = {.spec = kv, .max_positions = max_positions};
+                         int n_threads, int max_positions, const nb::object& weights) {
+  CodecOptions options = {.spec = kv,
+                          .max_positions = max_positions,
+                          .statistics = {},
+                          .weights = ReadGivenWeights(weights, shape.config)};
   if (dtype != "float32" && dtype != "bfloat16") {
     throw nb::value_error(
         fmt::format("dtype is '{}'; it is 'float32' or 'bfloat16'", dtype).c_str());
@@ -393,8 +398,9 @@ void BindCodec(nb::module_& module) {
       .def("close", &SequenceHandle::Close);
   nb::class_<CodecHandle>(module, "Codec")
       .def(nb::init<const ShapeHandle&, const std::string&, const StatisticsHandle*,
-                    const std::string&, int, int>(),
-           "shape"_a, "kv"_a, "statistics"_a.none(), "dtype"_a, "n_threads"_a, "max_positions"_a)
+                    const std::string&, int, int, const nb::object&>(),
+           "shape"_a, "kv"_a, "statistics"_a.none(), "dtype"_a, "n_threads"_a, "max_positions"_a,
+           "weights"_a.none())
       .def_prop_ro("spec", &CodecHandle::spec)
       .def("fraction", &CodecHandle::Fraction)
       .def("bytes_at", &CodecHandle::BytesAt, "n_tokens"_a, "n_prompt"_a)

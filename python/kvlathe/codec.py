@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence as SequenceOf
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 Path = Union[str, "os.PathLike[str]"]
 
-__all__ = ["Codec", "Sequence", "Shape", "Statistics"]
+__all__ = ["Codec", "Sequence", "Shape", "Statistics", "WeightGrams"]
 
 
 class Shape:
@@ -144,6 +145,27 @@ class Statistics:
         return int(self._native.n_tokens)
 
 
+@dataclass(frozen=True)
+class WeightGrams:
+    """What methods with a basis ask of the weights of attention, where a caller has them.
+
+    For y = x W, with W_K, W_V and W_O [input, output] of one head: arrays of NumPy, dense, by layer and
+    KV head. Where keys are normalised, W_K is multiplied by the norm's weights, and there are no
+    key_biases.
+    """
+
+    key_grams: npt.NDArray[np.float64]
+    """W_K^T W_K, [n_layers, n_kv_heads, head_dim, head_dim]."""
+    value_grams: npt.NDArray[np.float64]
+    """W_V^T W_V, likewise."""
+    output_grams: npt.NDArray[np.float64]
+    """The sum of W_O W_O^T over the query heads that read a KV head, likewise."""
+    key_biases: npt.NDArray[np.float32] | None = None
+    """[n_layers, n_kv_heads, head_dim]."""
+    value_biases: npt.NDArray[np.float32] | None = None
+    """Likewise."""
+
+
 class Sequence:
     """The compressed rows of one sequence. Codec.sequence makes one.
 
@@ -245,13 +267,15 @@ class Codec:
         dtype: str = "float32",
         n_threads: int | None = None,
         max_positions: int | None = None,
+        weights: WeightGrams | None = None,
     ) -> None:
         """Decides what the cache is: kv is a spec as --kv takes it.
 
         basis: statistics, or their file, for methods that have a basis or codebooks. dtype: of rows on
         their way and of those that are not compressed yet, "float32" or "bfloat16". n_threads: all
         processors where it is None. max_positions: the context at which a ratio in kv is promised, the
-        shape's own where it is None.
+        shape's own where it is None. weights: what bases ask of the weights; without it the rows of the
+        statistics stand for W_K and W_V, and every direction of a value counts alike.
         """
         if not isinstance(shape, Shape):
             raise TypeError(f"shape is {type(shape).__name__}; give a kvlathe.codec.Shape")
@@ -259,7 +283,9 @@ class Codec:
             basis = Statistics.load(basis)
         statistics = None if basis is None else basis._native
         self.shape = shape
-        self._native = _native.Codec(shape._native, kv, statistics, dtype, n_threads or 0, max_positions or 0)
+        self._native = _native.Codec(
+            shape._native, kv, statistics, dtype, n_threads or 0, max_positions or 0, weights
+        )
 
     @property
     def spec(self) -> str:

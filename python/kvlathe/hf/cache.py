@@ -15,6 +15,7 @@ from kvlathe.errors import FailedPreconditionError, InvalidArgumentError, Unsupp
 from kvlathe.hf.attention import ATTENTION, mark_rows
 from kvlathe.hf.padding import Step, step_of
 from kvlathe.hf.switching import ModelSwitch, switch_of, text_config_of
+from kvlathe.hf.weights import weight_grams_of
 
 _KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
@@ -45,7 +46,11 @@ def codec_for(model_or_config: PreTrainedModel | PreTrainedConfig, kv: str | Cod
         return kv
     config = text_config_of(model_or_config)
     check_attention_of(config)
-    return Codec(Shape.from_config(config), kv, **options)
+    shape = Shape.from_config(config)
+    learns = options.get("basis") is not None or "online" in str(kv)
+    if learns and options.get("weights") is None and isinstance(model_or_config, PreTrainedModel):
+        options["weights"] = weight_grams_of(model_or_config, shape)
+    return Codec(shape, kv, **options)
 
 
 class LatheLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
@@ -95,7 +100,7 @@ class LatheLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return self._cache.get_seq_length()
 
     def get_max_length(self) -> int:
-        return -1
+        return self._cache.get_max_length()
 
     def reset(self) -> None:
         raise UnsupportedError("a layer of a LatheCache is not reset alone; reset the cache")
@@ -192,7 +197,7 @@ class LatheCache(Cache):  # type: ignore[misc, unused-ignore]
         return self._n_positions
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        return -1
+        return self.codec.shape.max_positions
 
     def reset(self) -> None:
         """Drops all sequences; the next forward may have a batch of another size."""
