@@ -53,14 +53,15 @@ Array ArrayOf(const nb::handle& object, const char* name) {
   if (!is_array || !array.is_valid()) {
     PyErr_Clear();
     throw nb::type_error(
-        fmt::format("{} is no array that can be read here ({}); give one of NumPy, or anything with "
-                    "DLPack, on the CPU (of torch: x.detach().cpu())",
-                    name, nb::type_name(object.type()).c_str())
+        fmt::format(
+            "{} is no array that can be read here ({}); give one of NumPy, or anything with "
+            "DLPack, on the CPU (of torch: x.detach().cpu())",
+            name, nb::type_name(object.type()).c_str())
             .c_str());
   }
   if (array.device_type() != nb::device::cpu::value) {
-    throw nb::type_error(fmt::format("{} is not in the memory of the CPU; copy it there", name)
-                             .c_str());
+    throw nb::type_error(
+        fmt::format("{} is not in the memory of the CPU; copy it there", name).c_str());
   }
   return array;
 }

@@ -18,9 +18,9 @@ inline constexpr int64_t kAnyLength = -1;
 // keeps the array alive.
 class Floats {
  public:
-  // NumPy, or anything with DLPack or a buffer, on the CPU: of float32, float16 or bfloat16, of this
-  // shape. `name` is that of the argument. TypeError or ValueError with one line that says what it
-  // is instead.
+  // NumPy, or anything with DLPack or a buffer, on the CPU: of float32, float16 or bfloat16, of
+  // this shape. `name` is that of the argument. TypeError or ValueError with one line that says
+  // what it is instead.
   Floats(const nanobind::handle& array, const char* name, std::initializer_list<int64_t> shape);
 
   const float* data() const { return data_; }

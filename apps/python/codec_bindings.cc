@@ -173,8 +173,7 @@ void ThrowFailures(const std::vector<Status>& failures) {
   for (size_t i = 0; i < failures.size(); ++i) {
     if (failures[i].ok()) continue;
     if (failures.size() == 1) throw StatusError(failures[i]);
-    throw StatusError(
-        Error(failures[i].code(), "sequence {}: {}", i, MessageOf(failures[i])));
+    throw StatusError(Error(failures[i].code(), "sequence {}: {}", i, MessageOf(failures[i])));
   }
 }
 
@@ -202,9 +201,9 @@ nb::object CodecHandle::Attend(const SequenceList& sequences, int layer, const n
                         static_cast<size_t>(c.head_dim)},
                        &rows.out);
   } else {
-    rows.out = written.emplace(out, "out", std::initializer_list<int64_t>{n_rows, c.n_heads,
-                                                                          c.head_dim})
-                   .data();
+    rows.out =
+        written.emplace(out, "out", std::initializer_list<int64_t>{n_rows, c.n_heads, c.head_dim})
+            .data();
   }
   std::vector<CodecStep> steps;
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -227,8 +226,8 @@ std::shared_ptr<SequenceHandle> CodecHandle::Encode(const nb::object& k, const n
   const Floats values(v, "v", {c.n_layers, n_rows, c.n_kv_heads, c.head_dim});
   std::optional<Floats> queries;
   if (!q.is_none()) {
-    queries.emplace(q, "q", std::initializer_list<int64_t>{c.n_layers, n_rows, c.n_heads,
-                                                           c.head_dim});
+    queries.emplace(q, "q",
+                    std::initializer_list<int64_t>{c.n_layers, n_rows, c.n_heads, c.head_dim});
   }
   if (n_rows < 1 || n_rows > (int64_t{1} << 31) - 1) {
     throw nb::value_error("k has no tokens, or more than 2^31 - 1");
@@ -310,9 +309,9 @@ std::vector<std::pair<std::string, int64_t>> BytesByKind(const SequenceHandle& h
   CodecSequence& sequence = handle.sequence();
   const Turn turn(handle.state()->turns());
   const KvBytes bytes = sequence.bytes();
-  return {{"blocks", bytes.blocks},          {"sinks", bytes.sinks},
+  return {{"blocks", bytes.blocks},           {"sinks", bytes.sinks},
           {"run_records", bytes.run_records}, {"layer_records", bytes.layer_records},
-          {"tables", bytes.tables},          {"entries", bytes.entries}};
+          {"tables", bytes.tables},           {"entries", bytes.entries}};
 }
 
 double FractionOf(const SequenceHandle& handle) {

@@ -43,8 +43,8 @@ StatusOr<std::unique_ptr<CodecLayer>> CodecLayer::Create(const CachePlan& plan, 
                                                          const NumberTypes& types,
                                                          KindOfLayers* kind, Machine* machine) {
   const int n_model_heads = plan.layout().n_kv_heads * HeadsPerMap(plan.layout().keys);
-  const CachePlan part = ShardOf(
-      plan, {.layers = {layer_idx, layer_idx + 1}, .kv_heads = {0, n_model_heads}});
+  const CachePlan part =
+      ShardOf(plan, {.layers = {layer_idx, layer_idx + 1}, .kv_heads = {0, n_model_heads}});
   std::unique_ptr<CodecLayer> made(new CodecLayer());
   made->layout_ = part.layout();
   made->kind_ = kind;
@@ -62,8 +62,8 @@ StatusOr<std::unique_ptr<CodecLayer>> CodecLayer::Create(const CachePlan& plan, 
   if (part.basis() != nullptr && part.basis()->online.has_value()) {
     made->online_ = part.basis()->online;
     layer->online = &*made->online_;
-    KVL_ASSIGN_OR_RETURN(layer->output_grams, UploadGrams(*made->online_, 0, layout.n_kv_heads,
-                                                          &machine->memory()));
+    KVL_ASSIGN_OR_RETURN(layer->output_grams,
+                         UploadGrams(*made->online_, 0, layout.n_kv_heads, &machine->memory()));
   } else if (part.basis() != nullptr) {
     made->basis_ = *part.basis();
     made->value_offset_ = ValueOffsetOf(*made->basis_);

@@ -65,9 +65,8 @@ StatusOr<std::unique_ptr<CodecSequence>> RowCodec::Load(std::span<const std::byt
   for (int l = 0; l < layout_.n_layers; ++l) {
     const std::optional<uint64_t> n_bytes = TakeNumber(&bytes);
     if (!n_bytes.has_value() || *n_bytes > bytes.size()) return Damaged("it is cut off");
-    SequencePlace place = {.identity = identity_,
-                           .layout = &layers_[l]->layout(),
-                           .max_tokens = config_.max_seq_len};
+    SequencePlace place = {
+        .identity = identity_, .layout = &layers_[l]->layout(), .max_tokens = config_.max_seq_len};
     SequenceCache* const cache = &sequence->cache(l);
     KVL_RETURN_IF_ERROR(
         RestoreSequence(bytes.first(*n_bytes), "saved sequence", place, cache).status());

@@ -19,7 +19,8 @@ class CodecSequence {
   using Caches = std::vector<std::unique_ptr<SequenceCache>>;  // [n_layers]
 
   // n_prompt: where the prompt ends; 0: with the first step.
-  CodecSequence(Caches caches, int64_t n_prompt) : caches_(std::move(caches)), n_prompt_(n_prompt) {}
+  CodecSequence(Caches caches, int64_t n_prompt)
+      : caches_(std::move(caches)), n_prompt_(n_prompt) {}
 
   int n_layers() const { return static_cast<int>(caches_.size()); }
   // Positions that all layers have.

@@ -43,8 +43,7 @@ StatusOr<const CalibrationStatistics*> GivenStatistics::Statistics(const Statist
 StatusOr<const FisherWeights*> GivenStatistics::Fisher(const Spec& /*spec*/) {
   if (fisher_.has_value()) return &*fisher_;
   if (given_.statistics == nullptr) return NeedsStatistics("ranks=fisher");
-  const std::string path =
-      std::filesystem::path(given_.name).parent_path() / "fisher.json";
+  const std::string path = std::filesystem::path(given_.name).parent_path() / "fisher.json";
   if (!FileExists(path)) {
     return Error(StatusCode::kInvalidArgument,
                  "ranks=fisher needs {}, which kvlathe measures on the model itself; take "
@@ -52,8 +51,8 @@ StatusOr<const FisherWeights*> GivenStatistics::Fisher(const Spec& /*spec*/) {
                  path);
   }
   KVL_ASSIGN_OR_RETURN(FisherWeights weights, ReadFisherWeights(path));
-  KVL_RETURN_IF_ERROR(CheckFisherMatch(weights, path, config_.n_layers,
-                                       given_.statistics->source.model_hash));
+  KVL_RETURN_IF_ERROR(
+      CheckFisherMatch(weights, path, config_.n_layers, given_.statistics->source.model_hash));
   fisher_ = std::move(weights);
   return &*fisher_;
 }
@@ -100,8 +99,7 @@ StatusOr<std::vector<std::vector<double>>> GivenStatistics::OutputGrams() {
   const int d = config_.head_dim;
   std::vector<double> identity(int64_t{d} * d);
   for (int i = 0; i < d; ++i) identity[i * (d + 1)] = 1;
-  return std::vector<std::vector<double>>(int64_t{config_.n_layers} * config_.n_kv_heads,
-                                          identity);
+  return std::vector<std::vector<double>>(int64_t{config_.n_layers} * config_.n_kv_heads, identity);
 }
 
 }  // namespace kvlathe

@@ -44,7 +44,7 @@ Status CheckIsOfRows(const Spec& spec, const CacheLayout& layout) {
 }  // namespace
 
 RowCodec::RowCodec(const ModelConfig& config, const CodecOptions& options,
-             std::shared_ptr<Machine> machine)
+                   std::shared_ptr<Machine> machine)
     : machine_(std::move(machine)),
       config_(config),
       types_(options.row_type),
@@ -55,8 +55,8 @@ RowCodec::RowCodec(const ModelConfig& config, const CodecOptions& options,
 }
 
 StatusOr<std::unique_ptr<RowCodec>> RowCodec::Create(const ModelConfig& config,
-                                               const CodecOptions& options,
-                                               std::shared_ptr<Machine> machine) {
+                                                     const CodecOptions& options,
+                                                     std::shared_ptr<Machine> machine) {
   std::unique_ptr<RowCodec> codec(new RowCodec(config, options, std::move(machine)));
   const int n_most = codec->config_.max_seq_len;
   if (options.max_positions < 0 || options.max_positions > n_most) {
@@ -79,8 +79,7 @@ Status RowCodec::MakePlan(const CodecOptions& options) {
     spec_ = std::move(answer.spec);
   }
   KVL_RETURN_IF_ERROR(planner_->Check(spec_));
-  KVL_RETURN_IF_ERROR(
-      CheckIsOfRows(spec_, MakeLayout(facts, PartsOf(spec_), {}, spec_.keys())));
+  KVL_RETURN_IF_ERROR(CheckIsOfRows(spec_, MakeLayout(facts, PartsOf(spec_), {}, spec_.keys())));
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(spec_));
   layout_ = plan.layout();
   identity_ = {.spec = spec_.ToString(), .model = IdentityOf(config_, types_.rows, plan)};
@@ -182,7 +181,7 @@ Status RowCodec::CheckSteps(std::span<const CodecStep> steps, const CodecRows& r
 }
 
 Status RowCodec::Run(std::span<const CodecStep> steps, const CodecRows& rows,
-                  std::vector<Status>* failures) {
+                     std::vector<Status>* failures) {
   KVL_RETURN_IF_ERROR(CheckSteps(steps, rows));
   failures->assign(steps.size(), OkStatus());
   std::vector<int> n_done(steps.size());
@@ -201,8 +200,8 @@ Status RowCodec::Run(std::span<const CodecStep> steps, const CodecRows& rows,
     for (size_t i = 0; i < steps.size() && n_left > 0; ++i) {
       if (n_done[i] == steps[i].n_new || !(*failures)[i].ok()) continue;
       const int64_t n_most = steps[i].sequence->cache(rows.layer_idx).max_step();
-      const auto n = static_cast<int>(
-          std::min<int64_t>({steps[i].n_new - n_done[i], n_left, n_most}));
+      const auto n =
+          static_cast<int>(std::min<int64_t>({steps[i].n_new - n_done[i], n_left, n_most}));
       pieces.push_back({{steps[i].sequence, n}, i, first_rows[i] + n_done[i]});
       n_done[i] += n;
       n_left -= n;
@@ -253,7 +252,7 @@ Status RowCodec::PlacePieces(std::span<const Piece> pieces, const CodecRows& row
 }
 
 Status RowCodec::RunPieces(std::span<const Piece> pieces, const CodecRows& rows,
-                        std::vector<Status>* failures) {
+                           std::vector<Status>* failures) {
   KVL_RETURN_IF_ERROR(PlacePieces(pieces, rows));
   sequences_.Begin(steps_, rows.layer_idx);
   FillRows(pieces, rows);

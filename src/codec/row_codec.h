@@ -53,8 +53,8 @@ class RowCodec {
   // `config` says all of the model's attention (codec/row_shape.h). Errors are those of the
   // spec and of plans; kUnimplemented where a method needs what rows do not show.
   static StatusOr<std::unique_ptr<RowCodec>> Create(const ModelConfig& config,
-                                                 const CodecOptions& options,
-                                                 std::shared_ptr<Machine> machine);
+                                                    const CodecOptions& options,
+                                                    std::shared_ptr<Machine> machine);
 
   const ModelConfig& config() const { return config_; }
   const Spec& spec() const { return spec_; }
@@ -90,15 +90,16 @@ class RowCodec {
   StatusOr<std::unique_ptr<CodecSequence>> Load(std::span<const std::byte> bytes);
 
  private:
-  RowCodec(const ModelConfig& config, const CodecOptions& options, std::shared_ptr<Machine> machine);
+  RowCodec(const ModelConfig& config, const CodecOptions& options,
+           std::shared_ptr<Machine> machine);
   Status MakePlan(const CodecOptions& options);
   Status MakeLayers(const CachePlan& plan);
   Status CheckSteps(std::span<const CodecStep> steps, const CodecRows& rows);
   // The next piece of every sequence: as many tokens as its cache takes at once, and no more than
   // kMostTokens together.
   struct Piece {
-    CodecStep step;        // of the piece
-    size_t number = 0;     // among the steps of the call
+    CodecStep step;         // of the piece
+    size_t number = 0;      // among the steps of the call
     int64_t first_row = 0;  // among the rows of the call
   };
   Status RunPieces(std::span<const Piece> pieces, const CodecRows& rows,
@@ -130,8 +131,8 @@ class RowCodec {
   ForwardProfile profile_;
   std::vector<SequenceStep> steps_;
   std::vector<int32_t> no_ids_ = std::vector<int32_t>(kMostTokens);  // words mean nothing here
-  std::vector<float> qk_;          // on their way to the machine
-  std::vector<std::byte> values_;  // likewise
+  std::vector<float> qk_;                                            // on their way to the machine
+  std::vector<std::byte> values_;                                    // likewise
   std::vector<std::byte> outputs_;
 };
 

@@ -54,8 +54,8 @@ struct Activations {
   // Whether queries and keys in `qk` are turned to their positions already. Only layers that read
   // no row from before RoPE take such.
   bool are_turned = false;
-  MachineBuffer values;  // [n_tokens, n_kv_heads * head_dim] types.rows, before they are mapped, where
-                         // no weights do
+  MachineBuffer values;  // [n_tokens, n_kv_heads * head_dim] types.rows, before they are mapped,
+                         // where no weights do
   MachineBuffer v;       // [n_tokens, sum of rank_v]
   MachineBuffer q_full;  // per KV head [n_tokens * gqa_group, head_dim], after RoPE
   // Per KV head [n_tokens, head_dim]; of the heads that share latents side by side.

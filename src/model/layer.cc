@@ -31,8 +31,7 @@ StatusOr<std::vector<MachineBuffer>> UploadGrams(const OnlineInputs& online, int
 }
 
 void KeepAnglesFor(const CacheLayout& layout, bool has_codebooks, RotationTables* rotations) {
-  const bool has_codes_before_rope =
-      has_codebooks && layout.seal->format.seals_keys_before_rope();
+  const bool has_codes_before_rope = has_codebooks && layout.seal->format.seals_keys_before_rope();
   if (TurnWhenRead(layout.keys) || has_codes_before_rope) rotations->KeepBlocks(layout.n_sink);
   if (HasFrames(layout.keys)) rotations->KeepFrames(layout.n_sink);
   rotations->KeepMeanAngles(TurningPairs(layout.keys));

@@ -55,8 +55,8 @@ struct LayerRows {
   // Numbers of a whole key of the cache: the keys of the joined heads side by side. A whole query
   // is as wide, and zero but for the place of its own KV head.
   int key_dim() const { return heads_per_map() * head_dim; }
-  // Whether W_O, or whoever takes attention's outputs, reads rows of head_dim, which they are mapped
-  // to first.
+  // Whether W_O, or whoever takes attention's outputs, reads rows of head_dim, which they are
+  // mapped to first.
   bool maps_outputs() const { return maps_values || KeysPerMap(keys) > 1 || joins_values(); }
   // Numbers of a key row of the head as it is made; caches hold the first rank_k of them.
   int64_t KeyWidth(int kv_head_idx) const {
@@ -105,7 +105,7 @@ struct Layer {
   int first_kv_head = 0;
   const ModelConfig* config = nullptr;
   const LayerWeights* weights = nullptr;  // null: its rows come from outside (LayerParts)
-  const CacheLayout* layout = nullptr;  // of all caches that have no rate of their own
+  const CacheLayout* layout = nullptr;    // of all caches that have no rate of their own
   LayerRows rows;
   // Whether other ranks hold the rest of its heads and columns, so that what it adds to the
   // residual stream is a sum over ranks.

@@ -97,8 +97,7 @@ bool MapsValues(const ModelBasis& basis, int layer_idx) {
 }
 
 StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
-                                    const NumberTypes& types, Machine* machine,
-                                    bool has_weights) {
+                                    const NumberTypes& types, Machine* machine, bool has_weights) {
   Residents* const residents = &machine->residents();
   LayerBasis layer;
   const int d = basis.head_dim, n_sharing = HeadsPerLatent(basis.keys),

@@ -133,8 +133,9 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   KVL_ASSIGN_OR_RETURN(layer->values,
                        weights_->FoldValues(layer_idx, basis, &machine().host_threads()));
   LayerRows& rows = layer->rows;
-  rows = RowsOf(c, std::span(row_shapes_)
-                       .subspan(int64_t{layer_idx} * layout_.n_kv_heads, layout_.n_kv_heads));
+  rows = RowsOf(
+      c,
+      std::span(row_shapes_).subspan(int64_t{layer_idx} * layout_.n_kv_heads, layout_.n_kv_heads));
   rows.turn = !RowsNeedNoTurn(basis);
   if (basis == nullptr) {
     KVL_ASSIGN_OR_RETURN(layer->basis.key_offset, MeanKeyBiases(layer_idx));

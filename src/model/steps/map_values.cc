@@ -11,7 +11,8 @@ Status MapValuesStep::Run(ForwardState* state) {
   const int64_t element = SizeOf(a.types.rows);
   heads_.clear();
   for (int g = 0; g < rows.n_kv_heads; ++g) {
-    const int64_t first = g / rows.heads_per_latent() * rows.heads_per_latent();  // of those it maps
+    const int64_t first =
+        g / rows.heads_per_latent() * rows.heads_per_latent();  // of those it maps
     heads_.push_back({.w = layer_.basis.value[g].id(),
                       .x = a.values.place() + first * rows.key_dim() * element,
                       .y = rows.Values(&a, g).first});
