@@ -16,13 +16,13 @@ namespace nb = nanobind;
 
 // `array` cut along its first two dimensions, which are layers and KV heads, in parts of `shape`.
 template <typename T>
-std::vector<std::vector<T>> HeadsOf(const nb::object& array, const char* name,
-                                    const ModelConfig& c, std::vector<int64_t> shape) {
+std::vector<std::vector<T>> HeadsOf(const nb::object& array, const char* name, const ModelConfig& c,
+                                    std::vector<int64_t> shape) {
   nb::ndarray<const T, nb::c_contig, nb::device::cpu> numbers;
   if (!nb::try_cast(array, numbers)) {
-    throw nb::type_error(fmt::format("weights.{} is no dense array of float{} on the CPU", name,
-                                     8 * sizeof(T))
-                             .c_str());
+    throw nb::type_error(
+        fmt::format("weights.{} is no dense array of float{} on the CPU", name, 8 * sizeof(T))
+            .c_str());
   }
   shape.insert(shape.begin(), {c.n_layers, c.n_kv_heads});
   bool is_right = numbers.ndim() == shape.size();

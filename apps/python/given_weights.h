@@ -8,8 +8,8 @@
 
 namespace kvlathe::python {
 
-// Of a kvlathe.codec.WeightGrams or None. ValueError or TypeError, with one line, where an array has
-// another shape or type than that class says.
+// Of a kvlathe.codec.WeightGrams or None. ValueError or TypeError, with one line, where an array
+// has another shape or type than that class says.
 GivenWeights ReadGivenWeights(const nanobind::object& weights, const ModelConfig& config);
 
 }  // namespace kvlathe::python

