@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Path = Union[str, "os.PathLike[str]"]
 
-__all__ = ["Codec", "Sequence", "Shape", "Statistics", "WeightGrams"]
+__all__ = ["Calibrator", "Codec", "Sequence", "Shape", "Statistics", "WeightGrams"]
 
 
 class Shape:
@@ -164,6 +164,31 @@ class WeightGrams:
     """[n_layers, n_kv_heads, head_dim]."""
     value_biases: npt.NDArray[np.float32] | None = None
     """Likewise."""
+
+
+class Calibrator:
+    """Makes statistics of queries, keys and values that were captured from a running model.
+
+    They hold what fdc, zack and palu take their bases from, and kvquant its codebooks. What an error
+    costs the model cannot be seen from rows alone, so lathe needs a file of `kvlathe calibrate`.
+    """
+
+    def __init__(self, shape: Shape, *, n_threads: int | None = None) -> None:
+        """n_threads: all processors where it is None."""
+        self._native = _native.CodecCalibrator(shape._native, n_threads or 0)
+
+    def add(self, layer: int, q: Any, k: Any, v: Any, *, rotated: bool = True, first_position: int = 0) -> None:
+        """Counts rows of a layer, q [n, n_heads, head_dim], k and v [n, n_kv_heads, head_dim].
+
+        The layers of a piece of text come one after the other. first_position is that of the first row:
+        0 begins a sequence, and another must be where the sequence ended. Sequences of 2048 positions
+        and some 8192 in all are usual. rotated: as Codec.attend takes it.
+        """
+        self._native.add(layer, q, k, v, rotated, first_position)
+
+    def finish(self) -> Statistics:
+        """The statistics of all that was added; nothing can be added behind it."""
+        return Statistics(self._native.finish())
 
 
 class Sequence:

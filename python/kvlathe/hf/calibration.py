@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from kvlathe.codec import Shape, Statistics
+from kvlathe.codec import Calibrator, Shape, Statistics
 from kvlathe.errors import FailedPreconditionError, InvalidArgumentError
 from kvlathe.hf.cache import check_attention_of
 from kvlathe.hf.switching import attention_configs, attention_set, text_config_of
@@ -20,7 +20,7 @@ _SEQUENCE_TOKENS = 2048
 _SHORTEST_SEQUENCE = 5  # the first four positions are kept apart
 
 # The calibrations that run, the innermost last.
-_running: list[Any] = []
+_running: list[Calibrator] = []
 
 
 def _captured_attention(
@@ -96,8 +96,6 @@ def calibrate(
     length = sequence_tokens or min(_SEQUENCE_TOKENS, config.max_position_embeddings)
     if length < _SHORTEST_SEQUENCE:
         raise InvalidArgumentError(f"sequence_tokens is {length}, and {_SHORTEST_SEQUENCE} is the least")
-    from kvlathe.codec import Calibrator
-
     bos = config.bos_token_id
     calibrator = Calibrator(Shape.from_config(config))
     _running.append(calibrator)
