@@ -170,21 +170,52 @@ class Calibrator:
     """Makes statistics of queries, keys and values that were captured from a running model.
 
     They hold what fdc, zack and palu take their bases from, and kvquant its codebooks. What an error
-    costs the model cannot be seen from rows alone, so lathe needs a file of `kvlathe calibrate`.
+    costs the model cannot be seen from rows alone: lathe needs add_gradients, or a file of `kvlathe
+    calibrate`.
     """
 
     def __init__(self, shape: Shape, *, n_threads: int | None = None) -> None:
         """n_threads: all processors where it is None."""
         self._native = _native.CodecCalibrator(shape._native, n_threads or 0)
 
-    def add(self, layer: int, q: Any, k: Any, v: Any, *, rotated: bool = True, first_position: int = 0) -> None:
+    def add(
+        self,
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        rotated: bool = True,
+        first_position: int = 0,
+        held_back: bool = False,
+    ) -> None:
         """Counts rows of a layer, q [n, n_heads, head_dim], k and v [n, n_kv_heads, head_dim].
 
         The layers of a piece of text come one after the other. first_position is that of the first row:
         0 begins a sequence, and another must be where the sequence ended. Sequences of 2048 positions
-        and some 8192 in all are usual. rotated: as Codec.attend takes it.
+        and some 8192 in all are usual. rotated: as Codec.attend takes it. held_back: the sequence that
+        begins has no part in maps and bits, and losses are predicted on it; usual is every fifth.
         """
-        self._native.add(layer, q, k, v, rotated, first_position)
+        self._native.add(layer, q, k, v, rotated, first_position, held_back)
+
+    def add_gradients(
+        self,
+        layer: int,
+        rows: tuple[Any, Any],
+        gradients: tuple[Any, Any],
+        through_all: tuple[Any, Any],
+        *,
+        rotated: bool = True,
+    ) -> None:
+        """Shows what errors of a layer's keys and values cost, for lathe and kvquant.
+
+        Each is of keys and of values, [n, n_kv_heads, head_dim]: the rows of a sequence again, all of
+        which add() has had; the gradients, with respect to them, of the log-likelihood of tokens that
+        were drawn at every position from what the model predicts, through the queries that are 64
+        positions or more behind a row; and those through all queries. rotated: keys, and gradients to
+        them, are those after RoPE. Every layer comes once, in any order.
+        """
+        self._native.add_gradients(layer, rows, gradients, through_all, rotated)
 
     def finish(self) -> Statistics:
         """The statistics of all that was added; nothing can be added behind it."""

@@ -6,6 +6,7 @@ usage: hf_test.py KVLATHE MODEL_DIRECTORY [TEST...]
 import copy
 import gc
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -105,6 +106,17 @@ def logprobs_of(result, n_prompt=N_PROMPT):
     """Of the generated tokens of the first row."""
     rows = torch.cat(result.logits).log_softmax(-1)
     return rows.gather(-1, result.sequences[0, n_prompt:].unsqueeze(-1)).flatten()
+
+
+@torch.no_grad()
+def kl_of(model, ids, spec, basis):
+    """In nats per token, of what the model predicts behind a cache that it fills 64 tokens at a time."""
+    cache = kvlathe.hf.LatheCache(model, spec, basis=basis, n_threads=1)
+    ids = torch.tensor([ids])
+    whole = model(ids).logits[0].log_softmax(-1)
+    parts = [model(part, past_key_values=cache).logits[0] for part in ids.split(64, dim=1)]
+    lost = whole - torch.cat(parts).log_softmax(-1)
+    return float((whole.exp() * lost).sum(-1).mean())
 
 
 class AgainstTheEngine(unittest.TestCase):
@@ -424,8 +436,12 @@ class Refusals(unittest.TestCase):
 class Calibrations(unittest.TestCase):
     def test_rows_of_a_model_make_a_basis(self):
         model = MODELS["llama"]
-        ids = prompt_ids(2500, seed=11)[1:]
-        statistics = kvlathe.hf.calibrate(model, ids, sequence_tokens=512)
+        ids = prompt_ids(1500, seed=11)[1:]
+        told = []
+        statistics = kvlathe.hf.calibrate(
+            model, ids, gradients=False, sequence_tokens=512, n_threads=1, on_progress=lambda *n: told.append(n)
+        )
+        self.assertEqual(told, [(1, 3), (2, 3), (3, 3)])
         self.assertEqual(model.config._attn_implementation, "sdpa")
         whole = kvlathe.hf.LatheCache(model, "zack(rate=0)", basis=statistics, n_threads=1)
         plain = new_ids(generate(model, prompt_ids()))
@@ -433,6 +449,25 @@ class Calibrations(unittest.TestCase):
         cut = kvlathe.hf.LatheCache(model, "zack(rate=0.3)", basis=statistics, n_threads=1)
         generate(model, prompt_ids(), past_key_values=cut)
         self.assertLess(cut.fraction, 0.9 * whole.fraction)
+        with self.assertRaisesRegex(kvlathe.KvlatheError, "gradients"):
+            kvlathe.hf.LatheCache(model, "lathe(ratio=4)", basis=statistics)
+
+    def test_gradients_are_as_good_as_the_engines(self):
+        """On a model that knows a language: what bits are lost hangs on what its rows are for."""
+        folder = pathlib.Path(FOLDER.name) / "nano"
+        shutil.copytree(NANO, folder)
+        calibrate = [KVLATHE, "calibrate", "-m", folder, "--text", NANO / "calibration.txt", "--tokens", "3072"]
+        subprocess.run([*calibrate, "--dtype", "f32", "-t", "1"], check=True, capture_output=True)
+        with kvlathe.LLM(folder, dtype="float32", n_threads=1, quiet=True) as engine:
+            text = (NANO / "calibration.txt").read_text(encoding="utf-8")
+            ids = engine.encode(text, add_bos=False)
+            other = engine.encode((NANO / "sample.txt").read_text(encoding="utf-8"))[:448]
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        statistics = kvlathe.hf.calibrate(model, ids, max_tokens=3072, n_threads=1)
+        self.assertTrue(all(parameter.requires_grad for parameter in model.parameters()))
+        losses = [kl_of(model, other, "lathe(ratio=8)", basis) for basis in (statistics, folder / "basis.safetensors")]
+        self.assertLess(losses[0], 1.5 * losses[1])
+        self.assertLess(losses[0], 0.5 * kl_of(model, other, "kivi(bits=2)", None))
 
     def test_what_is_no_text(self):
         with self.assertRaises(InvalidArgumentError):
