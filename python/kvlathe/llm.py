@@ -280,8 +280,7 @@ class LLM:
         """
         conversations = _requests.conversations_of(messages)
         params = _requests.params_of(sampling_params or self.get_default_sampling_params(), len(conversations))
-        if session is not None and (len(conversations) != 1 or params[0].n != 1):
-            raise InvalidArgumentError("a session goes on with one conversation and one answer")
+        _check_session(session, params)
         requests = []
         for i, (conversation, of_conversation) in enumerate(zip(conversations, params, strict=True)):
             chat = self._native.render_chat(
@@ -471,8 +470,7 @@ class LLM:
     ) -> list[Request]:
         given = _requests.prompts_of(prompts)
         params = _requests.params_of(sampling_params or self.get_default_sampling_params(), len(given))
-        if session is not None and (len(given) != 1 or params[0].n != 1):
-            raise InvalidArgumentError("a session goes on with one prompt and one answer")
+        _check_session(session, params)
         goes_on = session is not None and bool(session.token_ids)
         requests = []
         for i, (prompt, of_prompt) in enumerate(zip(given, params, strict=True)):
@@ -534,6 +532,16 @@ def _progress_bar(total: int, what: str, use_tqdm: bool) -> Iterator[Callable[..
 
         yield show
         bar.update(total - bar.n)
+
+
+def _check_session(session: Session | None, params: Sequence[SamplingParams]) -> None:
+    """A session goes on with one prompt at a time."""
+    if session is None:
+        return
+    if not isinstance(session, Session):
+        raise TypeError(f"session is {type(session).__name__}; give a Session")
+    if len(params) != 1 or params[0].n != 1:
+        raise InvalidArgumentError("a session goes on with one prompt and one answer")
 
 
 def _texts(name: str, texts: Sequence[str]) -> list[str]:

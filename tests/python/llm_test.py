@@ -191,7 +191,7 @@ class SessionTest(WithModel):
                 loaded = self.llm.load_session(theirs, kv)
                 self.assertEqual(self.llm.generate(" and then", GREEDY, session=loaded)[0].text, second["text"])
                 self.assertEqual(program(*common, "-p", " and then", "--load-session", mine)["text"], second["text"])
-                with self.assertRaises(errors.InvalidArgumentError):
+                with self.assertRaisesRegex(errors.DataLossError, "not with"):
                     self.llm.load_session(mine, "snapkv(budget=50)")
 
     def test_a_refused_request_leaves_the_session(self):
@@ -281,7 +281,8 @@ class MeasureTest(WithModel):
             profile = self.llm.tune(["kivi"], accuracy=0.9, text=text, output=f"{folder}/profile.json")
             self.assertEqual(profile.points[0]["kv"], "none")
             self.assertIn("kivi", profile.best(0.9))
-            self.assertEqual(json.loads(pathlib.Path(profile.path).read_text()), profile.fields)
+            kept = json.loads(pathlib.Path(profile.path).read_text())
+            self.assertEqual(kept["points"], profile.points)
 
     def test_frames_where_pandas_is(self):
         try:
