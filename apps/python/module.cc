@@ -24,6 +24,7 @@ NB_MODULE(_native, module) {
   BindModel(module);
   BindGeneration(module);
   BindScore(module);
+  BindMeasurements(module);
 }
 
 }  // namespace kvlathe::python

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from kvlathe import _native, _requests
 from kvlathe._notes import log_note
 from kvlathe._streams import AnswerStream, OutputStream
 from kvlathe._requests import Prompt, Request
+from kvlathe.comparison import Comparison, Profile
 from kvlathe.errors import InvalidArgumentError
 from kvlathe.outputs import Cost, RequestOutput, Score
 from kvlathe.sampling_params import SamplingParams
@@ -278,8 +280,7 @@ class LLM:
         """
         conversations = _requests.conversations_of(messages)
         params = _requests.params_of(sampling_params or self.get_default_sampling_params(), len(conversations))
-        if session is not None and (len(conversations) != 1 or params[0].n != 1):
-            raise InvalidArgumentError("a session goes on with one conversation and one answer")
+        _check_session(session, params)
         requests = []
         for i, (conversation, of_conversation) in enumerate(zip(conversations, params, strict=True)):
             chat = self._native.render_chat(
@@ -356,6 +357,111 @@ class LLM:
         calibration is calibrated."""
         return Cost(*self._native.cost(kv))
 
+    def compare(
+        self,
+        kvs: Sequence[str],
+        text: Path | None = None,
+        *,
+        n_windows: int | None = None,
+        window_tokens: int | None = None,
+        rates: Sequence[float] = (),
+        latency: bool = False,
+        use_tqdm: bool = False,
+    ) -> Comparison:
+        """Size and quality of caches on a text, as kvlathe compare measures them: rows are not
+        rounded, whatever the model was opened with.
+
+        text: a file, or the text itself; None: the model's sample.txt, or a mixed text of 10,000
+            tokens. A str is a text unless it is the path of a file.
+        n_windows: the first of the text; None: all.
+        window_tokens: of each window, the second half of which is scored; None: 2048, or the
+            context that the model was opened with.
+        rates: of a cache with resident=full, which has a row for each.
+        latency: also times to the first and between tokens.
+        """
+        options = _native.ComparisonOptions()
+        options.specs = _texts("kvs", kvs)
+        if text is not None:
+            options.text, options.text_path = _text_or_file(text)
+        options.n_windows = _count("n_windows", n_windows)
+        options.window_tokens = _count("window_tokens", window_tokens)
+        options.rates = list(rates)
+        options.measures_latency = latency
+        with self._told(use_tqdm):
+            return Comparison.from_json(json.loads(_native.compare(self._native, options)))
+
+    def inspect(self, kv: str) -> dict[str, Any]:
+        """What kvlathe inspect --json says of a cache: bytes by part and by layer, and with a basis
+        the ranks, bits and singular values of each head."""
+        result: dict[str, Any] = json.loads(_native.inspect(self._native, kv))
+        return result
+
+    def calibrate(self, text: Path, output: Path, *, use_tqdm: bool = False) -> None:
+        """Statistics of queries, keys and values on the text of a file, for basis. Interrupted it
+        leaves a checkpoint beside output, from which it goes on."""
+        with self._told(use_tqdm):
+            _native.calibrate(self._native, os.fspath(text), os.fspath(output))
+
+    def tune(
+        self,
+        methods: Sequence[str] = (),
+        *,
+        accuracy: float = 0.99,
+        tasks: Sequence[str] = (),
+        text: Path | None = None,
+        output: Path | None = None,
+        task_count: int = 100,
+        task_length: int | None = None,
+        seed: int = 1,
+        use_tqdm: bool = False,
+    ) -> Profile:
+        """The smallest caches that keep a share of the accuracy, as kvlathe tune searches them.
+
+        methods: specs without rate, keep or bits where these are searched for, as "fdc+kivi";
+            none: all, then compositions.
+        tasks: names and files as kvlathe eval --task takes them.
+        text: a file whose perplexity may grow by 1 / accuracy; without tasks, the model's
+            sample.txt.
+        output: the profile, or one to go on with; None: where kv finds it.
+        """
+        options = _native.TuningOptions()
+        options.methods = [] if not methods else _texts("methods", methods)
+        options.accuracy = accuracy
+        if isinstance(accuracy, bool) or not isinstance(accuracy, (int, float)) or not 0.01 <= accuracy <= 1:
+            raise InvalidArgumentError(f"accuracy is {accuracy!r}; give a number from 0.01 to 1")
+        choice = _native.TaskChoice()
+        choice.tasks = list(tasks)
+        choice.count = _count("task_count", task_count)
+        choice.length = _count("task_length", task_length)
+        choice.seed = seed
+        options.task = choice
+        options.perplexity_text = "" if text is None else os.fspath(text)
+        options.output = "" if output is None else os.fspath(output)
+        with self._told(use_tqdm):
+            found = json.loads(_native.tune(self._native, options))
+        return Profile(found.pop("path"), found)
+
+    @contextlib.contextmanager
+    def _told(self, use_tqdm: bool) -> Iterator[None]:
+        """A bar of what the library works at."""
+        if not use_tqdm:
+            yield
+            return
+        from tqdm.auto import tqdm
+
+        with tqdm(total=100, dynamic_ncols=True, bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}") as bar:
+
+            def show(what: str, share: float) -> None:
+                bar.set_description_str(what, refresh=False)
+                bar.n = 100 * share
+                bar.refresh()
+
+            self._native.set_on_progress(show)
+            try:
+                yield
+            finally:
+                self._native.set_on_progress(None)
+
     def _requests(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -364,8 +470,7 @@ class LLM:
     ) -> list[Request]:
         given = _requests.prompts_of(prompts)
         params = _requests.params_of(sampling_params or self.get_default_sampling_params(), len(given))
-        if session is not None and (len(given) != 1 or params[0].n != 1):
-            raise InvalidArgumentError("a session goes on with one prompt and one answer")
+        _check_session(session, params)
         goes_on = session is not None and bool(session.token_ids)
         requests = []
         for i, (prompt, of_prompt) in enumerate(zip(given, params, strict=True)):
@@ -427,6 +532,36 @@ def _progress_bar(total: int, what: str, use_tqdm: bool) -> Iterator[Callable[..
 
         yield show
         bar.update(total - bar.n)
+
+
+def _check_session(session: Session | None, params: Sequence[SamplingParams]) -> None:
+    """A session goes on with one prompt at a time."""
+    if session is None:
+        return
+    if not isinstance(session, Session):
+        raise TypeError(f"session is {type(session).__name__}; give a Session")
+    if len(params) != 1 or params[0].n != 1:
+        raise InvalidArgumentError("a session goes on with one prompt and one answer")
+
+
+def _texts(name: str, texts: Sequence[str]) -> list[str]:
+    """At least one text."""
+    if isinstance(texts, str):
+        texts = [texts]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InvalidArgumentError(f"{name} is {texts!r}; give at least one text")
+    return list(texts)
+
+
+def _text_or_file(text: Path) -> tuple[str, str]:
+    """A text with the name "text", or no text and the path of a file."""
+    if not isinstance(text, str):
+        return "", os.fspath(text)
+    if "\n" not in text and len(text) < 4096 and os.path.isfile(text):
+        return "", text
+    if len(text.split()) < 4:
+        raise InvalidArgumentError(f"text is {text!r}, which is no file and too short to measure on")
+    return text, "text"
 
 
 def _count(name: str, value: int | None, most: int = 2**31 - 1) -> int:
