@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "analysis/bases/lathe_maps.h"
+#include "base/cpu_features.h"
+#include "codec/row_calibration.h"
 #include "codec/row_codec.h"
 #include "codec/row_shape.h"
 #include "python/arrays.h"
@@ -39,6 +41,15 @@ struct ShapeHandle {
 struct StatisticsHandle {
   NamedStatistics named;
 };
+
+// As many as were asked for; 0: as the processors.
+int ThreadsOf(int n_threads) {
+  const auto n_processors = static_cast<int>(std::thread::hardware_concurrency());
+  if (n_threads < 0 || n_threads > std::max(1024, n_processors)) {
+    throw nb::value_error(fmt::format("n_threads is {}; it is at least 1", n_threads).c_str());
+  }
+  return n_threads > 0 ? n_threads : std::max(1, n_processors);
+}
 
 class SequenceHandle {
  public:
@@ -104,12 +115,9 @@ CodecHandle::CodecHandle(const ShapeHandle& shape, const std::string& kv,
   }
   if (dtype == "bfloat16") options.row_type = DType::kBf16;
   if (statistics != nullptr) options.statistics = statistics->named;
-  const auto n_most = static_cast<int>(std::thread::hardware_concurrency());
-  if (n_threads < 0 || n_threads > std::max(1024, n_most)) {
-    throw nb::value_error(fmt::format("n_threads is {}; it is at least 1", n_threads).c_str());
-  }
+  const int n_workers = ThreadsOf(n_threads);
   const nb::gil_scoped_release released;
-  state_ = std::make_shared<CodecState>(n_threads > 0 ? n_threads : std::max(1, n_most));
+  state_ = std::make_shared<CodecState>(n_workers);
   std::shared_ptr<Machine> machine = ValueOrThrow(MakeMachine(state_->threads()));
   state_->set_codec(ValueOrThrow(RowCodec::Create(shape.config, options, std::move(machine))));
 }
@@ -274,6 +282,55 @@ std::shared_ptr<SequenceHandle> CodecHandle::Load(const nb::object& bytes) {
   return Wrap(std::move(sequence));
 }
 
+// Keys or values of a layer, in the order in which they are held.
+nb::object ReadRows(const SequenceHandle& handle, int layer, bool of_keys) {
+  CodecSequence& sequence = handle.sequence();
+  StoredEntries entries;
+  {
+    const Turn turn(handle.state()->turns());
+    entries = ValueOrThrow(handle.state()->codec().Read(sequence, layer));
+  }
+  const ModelConfig& c = handle.state()->facts().config();
+  float* rows = nullptr;
+  nb::object array = NewFloats({static_cast<size_t>(entries.n_entries),
+                                static_cast<size_t>(c.n_kv_heads), static_cast<size_t>(c.head_dim)},
+                               &rows);
+  std::ranges::copy(of_keys ? entries.k : entries.v, rows);
+  return array;
+}
+
+std::vector<int> ReadPositions(const SequenceHandle& handle, int layer, int head) {
+  CodecSequence& sequence = handle.sequence();
+  StoredEntries entries;
+  {
+    const Turn turn(handle.state()->turns());
+    entries = ValueOrThrow(handle.state()->codec().Read(sequence, layer));
+  }
+  if (head < 0 || head >= entries.n_heads) {
+    throw nb::value_error(
+        fmt::format("head {}: there are heads 0 to {}", head, entries.n_heads - 1).c_str());
+  }
+  const auto first = entries.positions.begin() + head * entries.n_entries;
+  return {first, first + entries.n_entries};
+}
+
+nb::tuple DecodeSequence(const SequenceHandle& handle) {
+  CodecSequence& sequence = handle.sequence();
+  const ModelConfig& c = handle.state()->facts().config();
+  float *k = nullptr, *v = nullptr;
+  const auto make = [&](float** rows) {
+    return NewFloats({static_cast<size_t>(c.n_layers), static_cast<size_t>(sequence.n_tokens()),
+                      static_cast<size_t>(c.n_kv_heads), static_cast<size_t>(c.head_dim)},
+                     rows);
+  };
+  const nb::object keys = make(&k), values = make(&v);
+  {
+    const Turn turn(handle.state()->turns());
+    ThrowIfError(handle.state()->codec().Decode(sequence, k, v));
+  }
+  return nb::make_tuple(keys, values);
+}
+
 nb::bytes SaveSequence(const SequenceHandle& handle) {
   CodecSequence& sequence = handle.sequence();
   std::string bytes;
@@ -326,6 +383,56 @@ StatisticsHandle ReadNamed(const std::string& path) {
            path}};
 }
 
+// Gathers statistics of captured rows.
+class CalibratorHandle {
+ public:
+  CalibratorHandle(const ShapeHandle& shape, int n_threads)
+      : config_(shape.config),
+        pool_(std::make_unique<ThreadPool>(ThreadsOf(n_threads))),
+        calibration_(
+            std::make_unique<RowCalibration>(config_, pool_.get(), ValueOrThrow(SelectIsa()))) {}
+  ~CalibratorHandle() {
+    if (!turns_.is_child()) return;
+    static_cast<void>(calibration_.release());
+    static_cast<void>(pool_.release());
+  }
+
+  void Add(int layer, const nb::object& q, const nb::object& k, const nb::object& v, bool rotated,
+           int first_position) {
+    const Floats queries(q, "q", {kAnyLength, config_.n_heads, config_.head_dim});
+    const int64_t n = queries.length(0);
+    const Floats keys(k, "k", {n, config_.n_kv_heads, config_.head_dim});
+    const Floats values(v, "v", {n, config_.n_kv_heads, config_.head_dim});
+    const Turn turn(&turns_);
+    ThrowIfError(Open().Add({.layer_idx = layer,
+                             .n_tokens = n,
+                             .first_position = first_position,
+                             .q = queries.data(),
+                             .k = keys.data(),
+                             .v = values.data(),
+                             .are_turned = rotated}));
+  }
+  StatisticsHandle Finish() {
+    const Turn turn(&turns_);
+    CalibrationStatistics statistics = ValueOrThrow(Open().Finish());
+    calibration_.reset();
+    return {{std::make_shared<const CalibrationStatistics>(std::move(statistics)),
+             "the calibrator's statistics"}};
+  }
+
+ private:
+  RowCalibration& Open() {
+    if (calibration_ != nullptr) return *calibration_;
+    throw StatusError(
+        Error(StatusCode::kFailedPrecondition, "the calibrator is finished; make a new one"));
+  }
+
+  Turns turns_;
+  ModelConfig config_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<RowCalibration> calibration_;
+};
+
 void BindShape(nb::module_& module) {
   nb::class_<ShapeHandle>(module, "CodecShape")
       .def_static(
@@ -373,6 +480,11 @@ void BindShape(nb::module_& module) {
 
 void BindCodec(nb::module_& module) {
   BindShape(module);
+  nb::class_<CalibratorHandle>(module, "CodecCalibrator")
+      .def(nb::init<const ShapeHandle&, int>(), "shape"_a, "n_threads"_a)
+      .def("add", &CalibratorHandle::Add, "layer"_a, "q"_a, "k"_a, "v"_a, "rotated"_a,
+           "first_position"_a)
+      .def("finish", &CalibratorHandle::Finish);
   nb::class_<SequenceHandle>(module, "CodecSequence")
       .def_prop_ro("n_tokens", [](const SequenceHandle& s) { return s.sequence().n_tokens(); })
       .def_prop_ro("n_prompt", [](const SequenceHandle& s) { return s.sequence().n_prompt(); })
@@ -386,6 +498,9 @@ void BindCodec(nb::module_& module) {
       .def_prop_ro("is_closed", &SequenceHandle::is_closed)
       .def("bytes_by_kind", &BytesByKind)
       .def("fraction", &FractionOf)
+      .def("read_rows", &ReadRows, "layer"_a, "of_keys"_a)
+      .def("positions", &ReadPositions, "layer"_a, "head"_a)
+      .def("decode", &DecodeSequence)
       .def("to_bytes", &SaveSequence)
       .def("copy", &CopySequence)
       .def("reset", &ResetSequence, "n_prompt"_a)

@@ -18,7 +18,7 @@ class CodecState {
  public:
   CodecState(int n_threads) : threads_(std::make_unique<ThreadPool>(n_threads)) {}
   ~CodecState() {
-    if (getpid() == process_) return;
+    if (!turns_.is_child()) return;
     // A child of a fork has none of the threads, which nobody could wait for.
     for (auto& sequence : given_back_) static_cast<void>(sequence.release());
     static_cast<void>(codec_.release());
@@ -38,7 +38,7 @@ class CodecState {
 
   void GiveBack(std::unique_ptr<CodecSequence> sequence) {
     if (sequence == nullptr) return;
-    if (getpid() != process_) return static_cast<void>(sequence.release());
+    if (turns_.is_child()) return static_cast<void>(sequence.release());
     {
       const std::lock_guard lock(giving_back_);
       given_back_.push_back(std::move(sequence));
@@ -56,7 +56,6 @@ class CodecState {
   }
 
   Turns turns_;
-  pid_t process_ = getpid();
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<RowCodec> codec_;
   std::mutex giving_back_;

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Path = Union[str, "os.PathLike[str]"]
 
-__all__ = ["Codec", "Sequence", "Shape", "Statistics"]
+__all__ = ["Calibrator", "Codec", "Sequence", "Shape", "Statistics"]
 
 
 class Shape:
@@ -144,6 +144,31 @@ class Statistics:
         return int(self._native.n_tokens)
 
 
+class Calibrator:
+    """Makes statistics of queries, keys and values that were captured from a running model.
+
+    They hold what fdc, zack and palu take their bases from, and kvquant its codebooks. What an error
+    costs the model cannot be seen from rows alone, so lathe needs a file of `kvlathe calibrate`.
+    """
+
+    def __init__(self, shape: Shape, *, n_threads: int | None = None) -> None:
+        """n_threads: all processors where it is None."""
+        self._native = _native.CodecCalibrator(shape._native, n_threads or 0)
+
+    def add(self, layer: int, q: Any, k: Any, v: Any, *, rotated: bool = True, first_position: int = 0) -> None:
+        """Counts rows of a layer, q [n, n_heads, head_dim], k and v [n, n_kv_heads, head_dim].
+
+        The layers of a piece of text come one after the other. first_position is that of the first row:
+        0 begins a sequence, and another must be where the sequence ended. Sequences of 2048 positions
+        and some 8192 in all are usual. rotated: as Codec.attend takes it.
+        """
+        self._native.add(layer, q, k, v, rotated, first_position)
+
+    def finish(self) -> Statistics:
+        """The statistics of all that was added; nothing can be added behind it."""
+        return Statistics(self._native.finish())
+
+
 class Sequence:
     """The compressed rows of one sequence. Codec.sequence makes one.
 
@@ -207,6 +232,22 @@ class Sequence:
     def fraction(self) -> float:
         """nbytes over what rows of 16 bits would take; 0 where there are no rows."""
         return float(self._native.fraction())
+
+    def keys(self, layer: int) -> Floats:
+        """Keys that are held, after RoPE, as attention reads them: [n_entries, n_kv_heads, head_dim].
+
+        They are in the order of positions(layer, head). UnsupportedError where several positions are one
+        entry.
+        """
+        return self._native.read_rows(layer, True)  # type: ignore[no-any-return]
+
+    def values(self, layer: int) -> Floats:
+        """The values of the same entries."""
+        return self._native.read_rows(layer, False)  # type: ignore[no-any-return]
+
+    def positions(self, layer: int, head: int) -> list[int]:
+        """The positions of the entries that a KV head holds, in their order there."""
+        return list(self._native.positions(layer, head))
 
     def to_bytes(self) -> bytes:
         """All that it holds, for Codec.load of a codec of the same shape, kv, dtype and statistics."""
@@ -321,6 +362,17 @@ class Codec:
         nothing attends, which is faster.
         """
         return Sequence(self, self._native.encode(k, v, q, rotated))
+
+    def decode(self, sequence: Sequence) -> tuple[Floats, Floats]:
+        """The rows of a sequence: keys after RoPE and values, [n_layers, n_tokens, n_kv_heads, head_dim].
+
+        FailedPreconditionError where positions were dropped or left a window, UnsupportedError where
+        several are one entry.
+        """
+        if sequence.codec is not self:
+            raise ValueError("the sequence is of another codec; each codec reads its own")
+        keys, values = sequence._native.decode()
+        return keys, values
 
     def load(self, data: bytes | bytearray | memoryview) -> Sequence:
         """The sequence that to_bytes() gave; DataLossError where it is of another codec, or damaged."""
