@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/cpu_features.h"
+#include "hub/certificates.h"
 #include "python/errors.h"
 
 namespace kvlathe::python {
@@ -17,6 +18,10 @@ NB_MODULE(_native, module) {
   module.def(
       "instruction_set", [] { return std::string(IsaName(ValueOrThrow(SelectIsa()))); },
       "The instruction set of the kernels on this machine, such as 'avx512_bf16'.");
+  module.def("have_certificates", &HaveCertificates,
+             "Whether the environment or the system has certificates for HTTPS.");
+  module.def("set_spare_certificates", &SetSpareCertificates, nb::arg("file"),
+             "A file of certificates for where there are no others.");
 }
 
 }  // namespace kvlathe::python

@@ -6,7 +6,10 @@
     print(llm.generate("Once upon a time")[0].text)
 """
 
+from kvlathe._certificates import use_certificates as _use_certificates
 from kvlathe._native import __version__
 from kvlathe.errors import KvlatheError
+
+_use_certificates()
 
 __all__ = ["KvlatheError", "__version__"]
