@@ -6,6 +6,7 @@
 
 #include "base/cpu_features.h"
 #include "hub/certificates.h"
+#include "python/bindings.h"
 #include "python/errors.h"
 
 namespace kvlathe::python {
@@ -15,6 +16,7 @@ namespace nb = nanobind;
 NB_MODULE(_native, module) {
   module.attr("__version__") = KVLATHE_VERSION;
   RegisterErrors();
+  nb::set_leak_warnings(false);  // an object that outlives the interpreter is no news to its user
   module.def(
       "instruction_set", [] { return std::string(IsaName(ValueOrThrow(SelectIsa()))); },
       "The instruction set of the kernels on this machine, such as 'avx512_bf16'.");
@@ -22,6 +24,9 @@ NB_MODULE(_native, module) {
              "Whether the environment or the system has certificates for HTTPS.");
   module.def("set_spare_certificates", &SetSpareCertificates, nb::arg("file"),
              "A file of certificates for where there are no others.");
+  BindModel(module);
+  BindGeneration(module);
+  BindScore(module);
 }
 
 }  // namespace kvlathe::python
