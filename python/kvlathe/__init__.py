@@ -7,7 +7,7 @@
 """
 
 from kvlathe._certificates import use_certificates as _use_certificates
-from kvlathe._native import __version__
+from kvlathe._native import version as __version__
 from kvlathe._notes import KvlatheWarning
 from kvlathe.errors import KvlatheError
 from kvlathe.llm import LLM

@@ -15,7 +15,7 @@ def main() -> None:
     certificates = certificate_file()
     if certificates is not None:
         os.environ["SSL_CERT_FILE"] = certificates
-    os.execv(program, [program, *sys.argv[1:]])
+    os.execv(program, [str(program), *sys.argv[1:]])
 
 
 if __name__ == "__main__":
