@@ -6,7 +6,8 @@
     print(llm.generate("Once upon a time")[0].text)
 """
 
-from kvlathe._native import __version__
+from kvlathe._certificates import use_certificates as _use_certificates
+from kvlathe._native import version as __version__
 from kvlathe._notes import KvlatheWarning
 from kvlathe.comparison import Comparison, ComparisonRow, Profile
 from kvlathe.errors import KvlatheError
@@ -32,3 +33,5 @@ __all__ = [
     "Session",
     "__version__",
 ]
+
+_use_certificates()
