@@ -73,6 +73,8 @@ class Workspace {
   const OpenOptions& options() const { return options_; }
   bool has_tokenizer() const { return tokenizer_ != nullptr; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
+  // From now on, OpenOptions::exact_rows; between steps.
+  void set_exact_rows(bool exact);
   ThreadPool* threads() { return threads_.get(); }
   ModelWeights& weights() { return *weights_; }
   std::shared_ptr<ModelWeights> shared_weights() { return weights_; }

@@ -1,4 +1,4 @@
-#include "kvlathe/comparison_run.h"
+#include "runtime/comparison_run.h"
 
 #include "base/units.h"
 #include "runtime/prediction_notes.h"
