@@ -10,12 +10,13 @@ from kvlathe._native import __version__
 from kvlathe._notes import KvlatheWarning
 from kvlathe.errors import KvlatheError
 from kvlathe.llm import LLM
-from kvlathe.outputs import CompletionOutput, Cost, Logprob, Piece, RequestOutput, Score
+from kvlathe.outputs import ChatPrompt, CompletionOutput, Cost, Logprob, Piece, RequestOutput, Score
 from kvlathe.sampling_params import SamplingParams
 from kvlathe.session import Session
 
 __all__ = [
     "LLM",
+    "ChatPrompt",
     "CompletionOutput",
     "Cost",
     "KvlatheError",

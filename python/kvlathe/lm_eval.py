@@ -45,7 +45,7 @@ _Pair = tuple[Any, list[int], list[int]]
 class KvlatheLM(TemplateLM):
     """A model with a cache of kvlathe.
 
-    `pretrained` is what `kvlathe -m` takes, `kv` a spec as of `--kv`; the other arguments of `kvlathe.LLM` may be
+    `pretrained` is what `kvlathe -m` takes, `kv` a spec as of `--kv`, `device` cpu or cuda; the other arguments of `kvlathe.LLM` may be
     given too (`dtype`, `basis`, `n_threads`, `draft`, `exact`, `deterministic` and so on). `max_length` bounds the
     context, `batch_size` how many requests one call of the engine is given (auto: 64; the engine makes its own batches
     of them). Texts are encoded with BOS in front where the model has one (`add_bos_token` says otherwise) and with
@@ -61,7 +61,7 @@ class KvlatheLM(TemplateLM):
         max_gen_toks: int = 256,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
-        device: str | None = None,
+        device: str = "cpu",
         add_bos_token: bool | None = None,
         prefix_token_id: int | None = None,
         **settings: Any,
@@ -76,18 +76,25 @@ class KvlatheLM(TemplateLM):
             str(pretrained),
             kv=self._kv,
             max_model_len=None if max_length is None else int(max_length),
-            device="cpu" if device is None else str(device),
+            device=str(device),
             **settings,
         )
         self._max_gen_toks = int(max_gen_toks)
         self._add_bos = add_bos_token
         self._prefix_token_id = prefix_token_id
+        self._chat_ends: kvlathe.ChatPrompt | None = None
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> KvlatheLM:
         """Of 'pretrained=FILE,kv=lathe(ratio=8,sink=0)': commas inside brackets part no arguments."""
-        extra = {key: value for key, value in (additional_config or {}).items() if value is not None}
-        return cls(**key_val_to_dict(arg_string), **extra)
+        return cls.create_from_arg_obj(key_val_to_dict(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> KvlatheLM:
+        """The harness says `cuda:0` where nobody has said a device, so what it says is passed over; `device` among the
+        arguments counts."""
+        extra = {key: value for key, value in (additional_config or {}).items() if value is not None and key != "device"}
+        return cls(**{**extra, **arg_dict})
 
     # What the harness asks about the model.
 
@@ -149,9 +156,11 @@ class KvlatheLM(TemplateLM):
         """The conversation as the model's template writes it. Without `add_generation_prompt` the last message is the
         beginning of an answer, which is gone on with."""
         messages = [dict(message) for message in chat_history]
-        if add_generation_prompt or not messages or messages[-1]["role"] != "assistant":
-            return self._llm.render(messages, add_generation_prompt=add_generation_prompt)
-        return self._llm.render(messages[:-1], add_generation_prompt=True) + str(messages[-1]["content"])
+        goes_on = not add_generation_prompt and bool(messages) and messages[-1]["role"] == "assistant"
+        chat = self._llm.render(messages, add_generation_prompt=add_generation_prompt, continue_final_message=goes_on)
+        # From now on answers end where those of the conversation do.
+        self._chat_ends = chat
+        return chat.text
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         if chat_template is False or chat_template is None:
@@ -217,6 +226,9 @@ class KvlatheLM(TemplateLM):
         for request in requests:
             text, arguments = request.args
             sampling, stop, max_tokens = self._read_settings(arguments)
+            if self._chat_ends is not None:
+                sampling["stop_token_ids"] = self._chat_ends.stop_token_ids
+                stop += self._chat_ends.stop
             tokens, max_tokens = maybe_truncate(self.tok_encode(text), max_tokens, self.max_length, verbose=True)
             prompts.append(tokens)
             stops.append(stop)

@@ -101,11 +101,11 @@ class HarnessCase(unittest.TestCase):
 
 
 class ChoicesTest(HarnessCase):
-    def assert_agree(self, model, kv, n, n_characters, most=None, **arguments):
+    def assert_agree(self, model, kv, n, n_characters, **arguments):
         file = write_task("kvlathe_choices", CHOICE_TASK, [
             {"prompt": prompt, "choices": CHOICES, "reference": CHOICES[i % 4]}
             for i, prompt in enumerate(prompts(n, n_characters))])
-        ours, lines = predict(model, file, "--kv", kv)
+        ours, lines = predict(model, file, "--kv", kv, *(["-c", str(arguments["max_length"])] if arguments else []))
         theirs, samples, config = self.run_harness("kvlathe_choices", pretrained=str(model), kv=kv, **arguments)
         self.assertEqual(config["kv_resolved"], ours["kv_resolved"])
         self.assertEqual(theirs["acc,none"], ours["acc"])
