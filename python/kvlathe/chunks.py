@@ -88,7 +88,7 @@ class ChunkCodec:
         self._lock = threading.Lock()
         self._codecs: dict[tuple[int, int], Codec] = {}
         self._sizes: dict[tuple[int, int, int], int] = {}
-        self._spec = self._codec(self._shape.n_layers, self._shape.n_kv_heads * self._shape.head_dim).spec
+        self._spec: str = self._codec(self._shape.n_layers, self._shape.n_kv_heads * self._shape.head_dim).spec
         _check_keys(self._spec)
         self._check_entries()
 
@@ -141,7 +141,7 @@ class ChunkCodec:
         by_heads = rows.reshape(2, n_layers, n_tokens, codec.shape.n_kv_heads, codec.shape.head_dim)
         sequence = codec.encode(by_heads[0], by_heads[1])
         try:
-            data = sequence.to_bytes()
+            data: bytes = sequence.to_bytes()
         finally:
             sequence.close()
         sizes = _SIZES.pack(n_layers, n_channels, len(data))

@@ -7,6 +7,7 @@ registers it has been imported. `python -m kvlathe.lm_eval` does that and hands 
 the same arguments; a program imports this module before it calls `lm_eval.simple_evaluate(model="kvlathe", ...)`.
 """
 
+# mypy: disallow-subclassing-any=False
 from __future__ import annotations
 
 import logging

@@ -5,6 +5,7 @@ server (`"serde": {"type": "kvlathe", ...}` of an L2 adapter), and as `remote_se
 vLLM. Both can be had from a configuration alone, without a line of Python: docs/python/lmcache.md has them whole.
 """
 
+# mypy: disallow-subclassing-any=False
 from __future__ import annotations
 
 import logging
@@ -237,7 +238,8 @@ def _create_engine_serde(
 ) -> tuple[EngineSerializer, EngineDeserializer]:
     """LMCache's CreateSerde, which knows three names and has no registry, and one name more."""
     if serde_type != _NAME:
-        return _lmcache_create_serde(serde_type, metadata, config)
+        made: tuple[EngineSerializer, EngineDeserializer] = _lmcache_create_serde(serde_type, metadata, config)
+        return made
     settings = {
         key.removeprefix("kvlathe."): value
         for key, value in (config.extra_config or {}).items()

@@ -275,6 +275,14 @@ class CommandTest(unittest.TestCase):
         self.assertIn("acc,none", results["results"]["kvlathe_choices"])
         self.assertIn("group=64", results["config"]["kv_resolved"])
 
+    def test_the_example(self):
+        example = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python" / "lm_eval_task.py"
+        done = subprocess.run([sys.executable, "-B", example, MODEL, LATHE], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        none, lathe = done.stdout.splitlines()[-2:]
+        self.assertRegex(none, r"none +100\.0% of 16 bits, accuracy \d\.\d\d")
+        self.assertRegex(lathe, r"lathe\(ratio=4\) +2\d\.\d% of 16 bits, accuracy \d\.\d\d")
+
 
 if __name__ == "__main__":
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
