@@ -6,6 +6,7 @@
 
 #include "base/cpu_features.h"
 #include "python/bindings.h"
+#include "python/codec_bindings.h"
 #include "python/errors.h"
 
 namespace kvlathe::python {
@@ -16,6 +17,7 @@ NB_MODULE(_native, module) {
   module.attr("__version__") = KVLATHE_VERSION;
   RegisterErrors();
   nb::set_leak_warnings(false);  // an object that outlives the interpreter is no news to its user
+  BindCodec(module);
   module.def(
       "instruction_set", [] { return std::string(IsaName(ValueOrThrow(SelectIsa()))); },
       "The instruction set of the kernels on this machine, such as 'avx512_bf16'.");
