@@ -30,6 +30,7 @@ class Turns {
     mutex_.lock();
     --n_waiting_;
   }
+  bool TryLock() { return mutex_.try_lock(); }
   void Unlock() { mutex_.unlock(); }
   // For who has let go and will want it again at once: others that wait come first.
   void LetOthers() {
