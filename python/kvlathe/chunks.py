@@ -198,6 +198,7 @@ class ChunkCodec:
                     self._part_of_model(n_layers, n_channels),
                     self._kv,
                     basis=self._basis,
+                    dtype="bfloat16",
                     n_threads=self._n_threads,
                     max_positions=self._chunk_tokens,
                 )
