@@ -274,6 +274,55 @@ std::shared_ptr<SequenceHandle> CodecHandle::Load(const nb::object& bytes) {
   return Wrap(std::move(sequence));
 }
 
+// Keys or values of a layer, in the order in which they are held.
+nb::object ReadRows(const SequenceHandle& handle, int layer, bool of_keys) {
+  CodecSequence& sequence = handle.sequence();
+  StoredEntries entries;
+  {
+    const Turn turn(handle.state()->turns());
+    entries = ValueOrThrow(handle.state()->codec().Read(sequence, layer));
+  }
+  const ModelConfig& c = handle.state()->facts().config();
+  float* rows = nullptr;
+  nb::object array = NewFloats({static_cast<size_t>(entries.n_entries),
+                                static_cast<size_t>(c.n_kv_heads), static_cast<size_t>(c.head_dim)},
+                               &rows);
+  std::ranges::copy(of_keys ? entries.k : entries.v, rows);
+  return array;
+}
+
+std::vector<int> ReadPositions(const SequenceHandle& handle, int layer, int head) {
+  CodecSequence& sequence = handle.sequence();
+  StoredEntries entries;
+  {
+    const Turn turn(handle.state()->turns());
+    entries = ValueOrThrow(handle.state()->codec().Read(sequence, layer));
+  }
+  if (head < 0 || head >= entries.n_heads) {
+    throw nb::value_error(
+        fmt::format("head {}: there are heads 0 to {}", head, entries.n_heads - 1).c_str());
+  }
+  const auto first = entries.positions.begin() + head * entries.n_entries;
+  return {first, first + entries.n_entries};
+}
+
+nb::tuple DecodeSequence(const SequenceHandle& handle) {
+  CodecSequence& sequence = handle.sequence();
+  const ModelConfig& c = handle.state()->facts().config();
+  float *k = nullptr, *v = nullptr;
+  const auto make = [&](float** rows) {
+    return NewFloats({static_cast<size_t>(c.n_layers), static_cast<size_t>(sequence.n_tokens()),
+                      static_cast<size_t>(c.n_kv_heads), static_cast<size_t>(c.head_dim)},
+                     rows);
+  };
+  const nb::object keys = make(&k), values = make(&v);
+  {
+    const Turn turn(handle.state()->turns());
+    ThrowIfError(handle.state()->codec().Decode(sequence, k, v));
+  }
+  return nb::make_tuple(keys, values);
+}
+
 nb::bytes SaveSequence(const SequenceHandle& handle) {
   CodecSequence& sequence = handle.sequence();
   std::string bytes;
@@ -386,6 +435,9 @@ void BindCodec(nb::module_& module) {
       .def_prop_ro("is_closed", &SequenceHandle::is_closed)
       .def("bytes_by_kind", &BytesByKind)
       .def("fraction", &FractionOf)
+      .def("read_rows", &ReadRows, "layer"_a, "of_keys"_a)
+      .def("positions", &ReadPositions, "layer"_a, "head"_a)
+      .def("decode", &DecodeSequence)
       .def("to_bytes", &SaveSequence)
       .def("copy", &CopySequence)
       .def("reset", &ResetSequence, "n_prompt"_a)

@@ -208,6 +208,22 @@ class Sequence:
         """nbytes over what rows of 16 bits would take; 0 where there are no rows."""
         return float(self._native.fraction())
 
+    def keys(self, layer: int) -> Floats:
+        """Keys that are held, after RoPE, as attention reads them: [n_entries, n_kv_heads, head_dim].
+
+        They are in the order of positions(layer, head). UnsupportedError where several positions are one
+        entry.
+        """
+        return self._native.read_rows(layer, True)  # type: ignore[no-any-return]
+
+    def values(self, layer: int) -> Floats:
+        """The values of the same entries."""
+        return self._native.read_rows(layer, False)  # type: ignore[no-any-return]
+
+    def positions(self, layer: int, head: int) -> list[int]:
+        """The positions of the entries that a KV head holds, in their order there."""
+        return list(self._native.positions(layer, head))
+
     def to_bytes(self) -> bytes:
         """All that it holds, for Codec.load of a codec of the same shape, kv, dtype and statistics."""
         return self._native.to_bytes()  # type: ignore[no-any-return]
@@ -321,6 +337,17 @@ class Codec:
         nothing attends, which is faster.
         """
         return Sequence(self, self._native.encode(k, v, q, rotated))
+
+    def decode(self, sequence: Sequence) -> tuple[Floats, Floats]:
+        """The rows of a sequence: keys after RoPE and values, [n_layers, n_tokens, n_kv_heads, head_dim].
+
+        FailedPreconditionError where positions were dropped or left a window, UnsupportedError where
+        several are one entry.
+        """
+        if sequence.codec is not self:
+            raise ValueError("the sequence is of another codec; each codec reads its own")
+        keys, values = sequence._native.decode()
+        return keys, values
 
     def load(self, data: bytes | bytearray | memoryview) -> Sequence:
         """The sequence that to_bytes() gave; DataLossError where it is of another codec, or damaged."""

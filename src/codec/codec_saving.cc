@@ -31,12 +31,7 @@ Status Damaged(const char* what) {
 }  // namespace
 
 StatusOr<std::string> RowCodec::Save(const CodecSequence& sequence) {
-  KVL_RETURN_IF_ERROR(sequence.failure());
-  if (sequence.next_layer() > 0) {
-    return Error(StatusCode::kFailedPrecondition,
-                 "the sequence is within a step, at layer {}; save it behind the last layer",
-                 sequence.next_layer());
-  }
+  KVL_RETURN_IF_ERROR(CheckIsBetweenSteps(sequence, "save"));
   std::string bytes(kMagic);
   AppendNumber(static_cast<uint64_t>(sequence.n_layers()), &bytes);
   AppendNumber(static_cast<uint64_t>(sequence.n_prompt()), &bytes);

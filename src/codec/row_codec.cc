@@ -119,17 +119,54 @@ std::unique_ptr<CodecSequence> RowCodec::NewSequence(int64_t n_prompt) {
 }
 
 StatusOr<std::unique_ptr<CodecSequence>> RowCodec::Copy(const CodecSequence& sequence) {
-  if (sequence.next_layer() > 0) {
-    return Error(StatusCode::kFailedPrecondition,
-                 "the sequence is within a step, at layer {}; copy it behind the last layer",
-                 sequence.next_layer());
-  }
-  KVL_RETURN_IF_ERROR(sequence.failure());
+  KVL_RETURN_IF_ERROR(CheckIsBetweenSteps(sequence, "copy"));
   CodecSequence::Caches caches;
   for (int l = 0; l < sequence.n_layers(); ++l) {
     KVL_ASSIGN_OR_RETURN(caches.emplace_back(), sequence.cache(l).Copy());
   }
   return std::make_unique<CodecSequence>(std::move(caches), sequence.n_prompt());
+}
+
+Status RowCodec::CheckIsBetweenSteps(const CodecSequence& sequence, const char* verb) const {
+  if (!sequence.failure().ok()) {
+    return Error(StatusCode::kFailedPrecondition, "the sequence failed: {}; reset it",
+                 MessageOf(sequence.failure()));
+  }
+  if (sequence.next_layer() == 0) return OkStatus();
+  return Error(StatusCode::kFailedPrecondition,
+               "the sequence is within a step, at layer {} of {}; {} it behind the last one",
+               sequence.next_layer(), layout_.n_layers, verb);
+}
+
+StatusOr<StoredEntries> RowCodec::Read(const CodecSequence& sequence, int layer_idx) {
+  KVL_RETURN_IF_ERROR(CheckIsBetweenSteps(sequence, "read"));
+  if (layer_idx < 0 || layer_idx >= layout_.n_layers) {
+    return Error(StatusCode::kInvalidArgument, "layer {}: there are layers 0 to {}", layer_idx,
+                 layout_.n_layers - 1);
+  }
+  return ReadEntries(
+      {layers_[layer_idx].get(), &sequence.cache(layer_idx), machine_.get(), &pool_});
+}
+
+Status RowCodec::Decode(const CodecSequence& sequence, float* k, float* v) {
+  const int64_t n = sequence.n_tokens(), d = config_.head_dim, n_heads = config_.n_kv_heads;
+  for (int l = 0; l < layout_.n_layers; ++l) {
+    KVL_ASSIGN_OR_RETURN(const StoredEntries entries, Read(sequence, l));
+    if (entries.n_entries != n) {
+      return Error(StatusCode::kFailedPrecondition,
+                   "layer {} holds {} of {} positions, so there are no rows of the others; keys() "
+                   "and values() give those that are held",
+                   l, entries.n_entries, n);
+    }
+    for (int64_t h = 0; h < n_heads; ++h) {
+      for (int64_t e = 0; e < n; ++e) {
+        const int64_t to = ((l * n + entries.positions[h * n + e]) * n_heads + h) * d;
+        std::copy_n(&entries.k[(e * n_heads + h) * d], d, k + to);
+        std::copy_n(&entries.v[(e * n_heads + h) * d], d, v + to);
+      }
+    }
+  }
+  return OkStatus();
 }
 
 Status RowCodec::CheckSteps(std::span<const CodecStep> steps, const CodecRows& rows) {

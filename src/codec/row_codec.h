@@ -13,6 +13,7 @@
 #include "codec/codec_layer.h"
 #include "codec/codec_sequence.h"
 #include "codec/given_statistics.h"
+#include "codec/stored_entries.h"
 #include "kv/blocks/block_pool.h"
 #include "kv/blocks/sequence_file.h"
 #include "machine/machine.h"
@@ -83,6 +84,13 @@ class RowCodec {
   Status Run(std::span<const CodecStep> steps, const CodecRows& rows,
              std::vector<Status>* failures);
 
+  // What the sequence holds of a layer; errors are those of ReadEntries and of Save.
+  StatusOr<StoredEntries> Read(const CodecSequence& sequence, int layer_idx);
+
+  // The rows of all positions, in their order, into [n_layers, n_tokens, n_kv_heads, head_dim]
+  // each; kFailedPrecondition too where some are not held any more.
+  Status Decode(const CodecSequence& sequence, float* k, float* v);
+
   // The sequence as bytes, which only a codec of the same shape, spec and statistics loads.
   StatusOr<std::string> Save(const CodecSequence& sequence);
   // kDataLoss for bytes that are damaged or of another codec, kResourceExhausted.
@@ -91,6 +99,8 @@ class RowCodec {
  private:
   RowCodec(const ModelConfig& config, const CodecOptions& options,
            std::shared_ptr<Machine> machine);
+  // kFailedPrecondition within a step; `verb` is what was asked.
+  Status CheckIsBetweenSteps(const CodecSequence& sequence, const char* verb) const;
   Status MakePlan(const CodecOptions& options);
   Status MakeLayers(const CachePlan& plan);
   Status CheckSteps(std::span<const CodecStep> steps, const CodecRows& rows);
