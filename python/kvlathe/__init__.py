@@ -12,12 +12,13 @@ from kvlathe._notes import KvlatheWarning
 from kvlathe.comparison import Comparison, ComparisonRow, Profile
 from kvlathe.errors import KvlatheError
 from kvlathe.llm import LLM
-from kvlathe.outputs import CompletionOutput, Cost, Logprob, Piece, RequestOutput, Score
+from kvlathe.outputs import ChatPrompt, CompletionOutput, Cost, Logprob, Piece, RequestOutput, Score
 from kvlathe.sampling_params import SamplingParams
 from kvlathe.session import Session
 
 __all__ = [
     "LLM",
+    "ChatPrompt",
     "Comparison",
     "ComparisonRow",
     "CompletionOutput",

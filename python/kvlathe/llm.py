@@ -17,7 +17,7 @@ from kvlathe._streams import AnswerStream, OutputStream
 from kvlathe._requests import Prompt, Request
 from kvlathe.comparison import Comparison, Profile
 from kvlathe.errors import InvalidArgumentError
-from kvlathe.outputs import Cost, RequestOutput, Score
+from kvlathe.outputs import ChatPrompt, Cost, RequestOutput, Score
 from kvlathe.sampling_params import SamplingParams
 from kvlathe.session import Session
 
@@ -137,6 +137,11 @@ class LLM:
         """The first of them."""
         ids = self.eos_token_ids
         return ids[0] if ids else None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the template that chat writes conversations by, where there is one."""
+        return self._native.chat_template
 
     @property
     def kvs(self) -> list[str]:
@@ -285,12 +290,12 @@ class LLM:
         _check_session(session, params)
         requests = []
         for i, (conversation, of_conversation) in enumerate(zip(conversations, params, strict=True)):
-            chat = self._native.render_chat(
-                _requests.json_of(conversation, "messages"),
-                None if tools is None else _requests.json_of(list(tools), "tools"),
-                None if chat_template_kwargs is None else _requests.json_of(chat_template_kwargs, "chat_template_kwargs"),
-                add_generation_prompt and not continue_final_message,
-                continue_final_message,
+            chat = self.render(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
             )
             request = self._request(chat.text, chat.token_ids, of_conversation)
             for ask in request.asks:
@@ -303,6 +308,25 @@ class LLM:
             requests.append(request)
         self._run(requests, kv, session, use_tqdm)
         return [self._reader.output_of(request) for request in requests]
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """What chat reads of one conversation, and where the answer to it ends."""
+        chat = self._native.render_chat(
+            _requests.json_of(messages, "messages"),
+            None if tools is None else _requests.json_of(list(tools), "tools"),
+            None if chat_template_kwargs is None else _requests.json_of(chat_template_kwargs, "chat_template_kwargs"),
+            add_generation_prompt and not continue_final_message,
+            continue_final_message,
+        )
+        return ChatPrompt(chat.text, chat.token_ids, chat.stop_token_ids, chat.stop)
 
     @staticmethod
     def _behind(session: Session, ids: list[int]) -> list[int]:
