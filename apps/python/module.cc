@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/cpu_features.h"
+#include "python/bindings.h"
 #include "python/errors.h"
 
 namespace kvlathe::python {
@@ -14,9 +15,14 @@ namespace nb = nanobind;
 NB_MODULE(_native, module) {
   module.attr("__version__") = KVLATHE_VERSION;
   RegisterErrors();
+  nb::set_leak_warnings(false);  // an object that outlives the interpreter is no news to its user
   module.def(
       "instruction_set", [] { return std::string(IsaName(ValueOrThrow(SelectIsa()))); },
       "The instruction set of the kernels on this machine, such as 'avx512_bf16'.");
+  BindModel(module);
+  BindGeneration(module);
+  BindScore(module);
+  BindMeasurements(module);
 }
 
 }  // namespace kvlathe::python

@@ -7,6 +7,28 @@
 """
 
 from kvlathe._native import __version__
+from kvlathe._notes import KvlatheWarning
+from kvlathe.comparison import Comparison, ComparisonRow, Profile
 from kvlathe.errors import KvlatheError
+from kvlathe.llm import LLM
+from kvlathe.outputs import CompletionOutput, Cost, Logprob, Piece, RequestOutput, Score
+from kvlathe.sampling_params import SamplingParams
+from kvlathe.session import Session
 
-__all__ = ["KvlatheError", "__version__"]
+__all__ = [
+    "LLM",
+    "Comparison",
+    "ComparisonRow",
+    "CompletionOutput",
+    "Cost",
+    "KvlatheError",
+    "KvlatheWarning",
+    "Logprob",
+    "Piece",
+    "Profile",
+    "RequestOutput",
+    "SamplingParams",
+    "Score",
+    "Session",
+    "__version__",
+]
