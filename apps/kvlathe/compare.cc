@@ -1,8 +1,8 @@
 // kvlathe compare: several specs on one model and text, in one table.
 #include <fmt/format.h>
 
-#include "kvlathe/comparison_run.h"
 #include "kvlathe/open_workspace.h"
+#include "runtime/comparison_run.h"
 #include "runtime/shared_texts.h"
 
 namespace kvlathe {

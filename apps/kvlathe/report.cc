@@ -8,8 +8,8 @@
 #include "io/atomic_file.h"
 #include "io/files.h"
 #include "kv/seal/seal_schedule.h"
-#include "kvlathe/comparison_run.h"
 #include "kvlathe/open_workspace.h"
+#include "runtime/comparison_run.h"
 #include "runtime/profile_file.h"
 #include "runtime/shared_texts.h"
 

@@ -43,9 +43,9 @@ class CodecState {
       const std::lock_guard lock(giving_back_);
       given_back_.push_back(std::move(sequence));
     }
-    if (!turns_.mutex().try_lock()) return;
+    if (!turns_.TryLock()) return;
     FreeGivenBack();
-    turns_.mutex().unlock();
+    turns_.Unlock();
   }
 
  private:

@@ -4,8 +4,10 @@
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
+#include <thread>
 
 #include "base/status.h"
 #include "python/errors.h"
@@ -25,10 +27,21 @@ class Turns {
   }
   // Whether this is such a child.
   bool is_child() const { return getpid() != process_; }
-  std::mutex& mutex() { return mutex_; }
+  void Lock() {
+    ++n_waiting_;
+    mutex_.lock();
+    --n_waiting_;
+  }
+  bool TryLock() { return mutex_.try_lock(); }
+  void Unlock() { mutex_.unlock(); }
+  // For who has let go and will want it again at once: others that wait come first.
+  void LetOthers() {
+    if (n_waiting_ > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
 
  private:
   std::mutex mutex_;
+  std::atomic<int> n_waiting_ = 0;
   pid_t process_ = getpid();
 };
 
@@ -36,12 +49,14 @@ class Turns {
 // before the interpreter is waited for.
 class Turn {
  public:
-  explicit Turn(Turns* turns) : turns_((turns->CheckProcess(), turns)), lock_(turns->mutex()) {}
+  explicit Turn(Turns* turns) : turns_((turns->CheckProcess(), turns)) { turns_->Lock(); }
+  ~Turn() { turns_->Unlock(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
 
  private:
   Turns* turns_;
   nanobind::gil_scoped_release released_;
-  std::lock_guard<std::mutex> lock_;
 };
 
 // Asked often while the interpreter is released: throws what a signal handler of Python raised,

@@ -243,6 +243,7 @@ Engine::Taken Engine::TakeToken(Sequence* s, Model* model, int64_t row) {
   }
   const auto& stops = s->request.stop_ids;
   if (std::find(stops.begin(), stops.end(), *token) != stops.end()) {
+    s->outcome.stop_id = *token;
     Finish(s, FinishReason::kStop);
     return Taken::kEnded;
   }

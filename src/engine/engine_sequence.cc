@@ -155,15 +155,26 @@ SequenceStep::Logits EngineSequence::WantedLogits() const {
 Status EngineSequence::TakeHidden(int64_t n_new,
                                   const std::function<std::span<const float>(int64_t)>& hidden_of) {
   const int64_t first = n_cached() - n_new;
-  if (first == 0) hidden_sum_.clear();  // also where it was preempted and begins again
+  if (first == 0) {  // also where it was preempted and begins again
+    hidden_sum_.clear();
+    all_hidden_.clear();
+  }
   for (int64_t i = 0; i < n_new; ++i) {
     const std::span<const float> hidden = hidden_of(i);
     if (!AreFinite(hidden)) return LogitsNotFinite(first + i);
+    if (*request.pooling == Pooling::kAll) {
+      all_hidden_.insert(all_hidden_.end(), hidden.begin(), hidden.end());
+      continue;
+    }
     if (*request.pooling == Pooling::kLast) hidden_sum_.clear();
     hidden_sum_.resize(hidden.size());
     for (size_t d = 0; d < hidden.size(); ++d) hidden_sum_[d] += hidden[d];
   }
   if (n_cached() < n_known()) return OkStatus();
+  if (*request.pooling == Pooling::kAll) {
+    outcome.embedding = std::move(all_hidden_);
+    return OkStatus();
+  }
   const double n = *request.pooling == Pooling::kLast ? 1 : static_cast<double>(n_known());
   for (const double sum : hidden_sum_) {
     outcome.embedding.push_back(static_cast<float>(sum / n));

@@ -131,6 +131,7 @@ struct EngineSequence {
   void EnterTurns();
 
   std::vector<double> hidden_sum_;  // of the positions that have been read
+  std::vector<float> all_hidden_;   // of them, for Pooling::kAll
   MergedCounts merged_;             // of the cache, or of the last one
   Forecast forecast_;               // the last of WantedBytes
 };

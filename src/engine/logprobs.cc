@@ -38,7 +38,12 @@ TokenLogprobs LogprobsOf(std::span<const float> logits, int32_t chosen, int n_to
   for (const float logit : logits) sum += std::exp(logit - max_logit);
   const double log_sum = max_logit + std::log(sum);
   const auto logprob_of = [&](double logit) { return static_cast<float>(logit - log_sum); };
+  int rank = 1;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    rank += IsLikelier({static_cast<int32_t>(i), logits[i]}, {chosen, logits[chosen]});
+  }
   TokenLogprobs logprobs = {.chosen = {chosen, logprob_of(logits[chosen])},
+                            .chosen_rank = rank,
                             .top = LargestLogits(logits, static_cast<size_t>(n_top))};
   for (TokenLogprob& token : logprobs.top) token.logprob = logprob_of(token.logprob);
   return logprobs;

@@ -16,6 +16,7 @@ struct TokenLogprob {
 
 struct TokenLogprobs {
   TokenLogprob chosen;
+  int chosen_rank = 1;            // among all tokens, as `top` orders them
   std::vector<TokenLogprob> top;  // the likeliest, falling; equal ones by their ids
 };
 

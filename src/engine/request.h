@@ -19,8 +19,8 @@ namespace kvlathe {
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kFailed };
 
-// What hidden states of a prompt become one: their mean, or the last one.
-enum class Pooling { kMean, kLast };
+// What hidden states of a prompt become: their mean, the last one, or all of them.
+enum class Pooling { kMean, kLast, kAll };
 
 struct Request {
   std::vector<int32_t> prompt;  // at least one token; none: a session generates further
@@ -73,11 +73,12 @@ struct GeneratedToken {
 struct RequestOutcome {
   std::vector<int32_t> tokens;  // generated, without the stop token of stop_ids
   FinishReason finish_reason = FinishReason::kNone;
-  Status status;              // why, with kFailed and kCancelled; OK otherwise
-  double ttft_ms = 0;         // submit to first token
-  double decode_seconds = 0;  // first token to last
-  int n_cached_tokens = 0;    // positions in the cache at the end
-  int n_prefix_tokens = 0;    // of the prompt, that were not computed because they were stored
+  std::optional<int32_t> stop_id;  // of Request::stop_ids, where it ended the request
+  Status status;                   // why, with kFailed and kCancelled; OK otherwise
+  double ttft_ms = 0;              // submit to first token
+  double decode_seconds = 0;       // first token to last
+  int n_cached_tokens = 0;         // positions in the cache at the end
+  int n_prefix_tokens = 0;         // of the prompt, that were not computed because they were stored
   // Where the prompt of the cache ended (SequenceCache::n_prompt): of an earlier request whose
   // answer this one went on behind, where it did (EngineOptions::prefix_bytes).
   int64_t n_cache_prompt = 0;
@@ -97,7 +98,8 @@ struct RequestOutcome {
   // no value: its log-probability is NaN and its `top` is empty. Shorter than the prompt, or empty,
   // where the request ended before its prompt was read.
   std::vector<TokenLogprobs> prompt_logprobs;
-  std::vector<float> embedding;  // [hidden_dim], where Request::pooling asked for it
+  // [hidden_dim], where Request::pooling asked for it; [tokens of the prompt, hidden_dim] for kAll.
+  std::vector<float> embedding;
 };
 
 }  // namespace kvlathe

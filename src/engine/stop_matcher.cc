@@ -42,6 +42,7 @@ std::string StopMatcher::Push(std::string_view piece) {
     const size_t n_stop = LongestStopThatEndsAt(end);
     if (n_stop == 0) continue;
     stopped_ = true;
+    stop_ = held_.substr(end - n_stop, n_stop);
     held_.resize(end - n_stop);
     return std::exchange(held_, "");
   }

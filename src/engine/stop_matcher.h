@@ -28,6 +28,8 @@ class StopMatcher {
   // What is held back, at the end of the text. Nothing once stopped.
   std::string Finish();
   bool stopped() const { return stopped_; }
+  // What the text ended at; empty where it has not.
+  const std::string& stop() const { return stop_; }
 
  private:
   size_t LongestStopThatEndsAt(size_t end) const;
@@ -35,6 +37,7 @@ class StopMatcher {
 
   std::vector<std::string> stops_;
   std::string held_;
+  std::string stop_;
   bool stopped_ = false;
 };
 

@@ -34,6 +34,7 @@ class TextStream {
     return text + matcher_.Finish();
   }
   bool stopped() const { return matcher_.stopped(); }
+  const std::string& stop() const { return matcher_.stop(); }
 
  private:
   StreamingDetokenizer detokenizer_;

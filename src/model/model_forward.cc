@@ -70,6 +70,7 @@ StatusOr<ForwardState> Model::Begin(std::span<const SequenceStep> steps, QkvObse
 }
 
 Status Model::RunStep(std::span<const SequenceStep> steps, QkvObserver* observer) {
+  KVL_RETURN_IF_ERROR(weights_->CheckInterrupt());
   if (is_shard()) {
     KVL_CHECK(observer == nullptr);
     return RunOnRanks(steps);

@@ -117,6 +117,10 @@ class ModelWeights {
   // What ties the shard to the others; set before models are made.
   void set_links(const RankLinks& links) { links_ = links; }
   const RankLinks& links() const { return links_; }
+  // Asked before each step of every model that is made of these weights, on the thread that steps;
+  // its error ends the step. None: nothing interrupts.
+  void set_interrupt(std::function<Status()> interrupt) { interrupt_ = std::move(interrupt); }
+  Status CheckInterrupt() const { return interrupt_ ? interrupt_() : OkStatus(); }
   const NumberTypes& types() const { return types_; }
   const LayerWeights& layer(int layer_idx) const { return layers_[layer_idx]; }
   const NormWeights& final_norm() const { return final_norm_; }
@@ -170,6 +174,7 @@ class ModelWeights {
   ModelConfig whole_;
   ModelShard shard_;
   RankLinks links_;
+  std::function<Status()> interrupt_;
   ModelConfig config_;
   NumberTypes types_;
   WeightReader reader_;

@@ -89,6 +89,11 @@ Status Workspace::ChooseMachine() {
   return OkStatus();
 }
 
+void Workspace::set_exact_rows(bool exact) {
+  options_.exact_rows = exact;
+  machine_.machine->backend().set_exact_rows(exact);
+}
+
 Status Workspace::WithDevice(const Status& status) const {
   if (options_.device.is_cpu() || status.code() != StatusCode::kResourceExhausted) return status;
   return Error(status.code(), "{}, of which the model may take {}: {}", machine_.name,

@@ -15,6 +15,7 @@
 #include "kvlathe/prefix_options.h"
 #include "runtime/cache_loss.h"
 #include "runtime/default_sampling.h"
+#include "runtime/following_text.h"
 #include "runtime/spec_models.h"
 
 namespace kvlathe {
@@ -119,21 +120,6 @@ StatusOr<std::string> PromptText(const RunVerbOptions& options) {
   return Error(StatusCode::kInvalidArgument, "{}: the prompt is empty; {}", place, kWays);
 }
 
-// Ids of a prompt that follows other text. A tokenizer that puts a space in front of every text
-// does so here as well; a prompt that begins with a space has it already.
-std::vector<int32_t> TokenizeFurther(const Tokenizer& tokenizer, std::string_view prompt) {
-  const auto bytes_of = [&](const std::vector<int32_t>& ids) {
-    std::string bytes;
-    for (const int32_t id : ids) bytes += tokenizer.TokenBytes(id, /*keep_special=*/true);
-    return bytes;
-  };
-  if (prompt.starts_with(' ')) {
-    std::vector<int32_t> ids = tokenizer.Tokenize(prompt.substr(1), /*add_bos=*/false);
-    if (bytes_of(ids) == prompt) return ids;
-  }
-  return tokenizer.Tokenize(prompt, /*add_bos=*/false);
-}
-
 StatusOr<Request> MakeRequest(const RunVerbOptions& options, const Workspace& workspace,
                               const Session& session, const std::string& prompt) {
   const int64_t n_least = workspace.tokenizer().MinTokens(prompt);
@@ -148,7 +134,7 @@ StatusOr<Request> MakeRequest(const RunVerbOptions& options, const Workspace& wo
     KVL_ASSIGN_OR_RETURN(const SamplingParams of_model, DefaultSampling(workspace.options().model));
     KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.CheckedOver(of_model));
   } else {
-    request.prompt = TokenizeFurther(workspace.tokenizer(), prompt);
+    request.prompt = TokenizeFollowing(workspace.tokenizer(), prompt);
     KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.CheckedOver(session.sampling));
   }
   request.rate = options.rate;

@@ -24,8 +24,15 @@ double LogOfSum(std::span<const float> logits) {
   return max + std::log(sum);
 }
 
-double LogProbability(std::span<const float> logits, int32_t token) {
-  return logits[token] - LogOfSum(logits);
+// `log_of_sum` is of the logits.
+WeighedToken Weighed(std::span<const float> logits, double log_of_sum, int32_t token) {
+  return {.logprob = logits[token] - log_of_sum, .is_greedy = ArgMax(logits) == token};
+}
+
+double SumOf(std::span<const WeighedToken> tokens) {
+  double sum = 0;
+  for (const WeighedToken& token : tokens) sum += token.logprob;
+  return sum;
 }
 
 // One choice on its way.
@@ -50,7 +57,7 @@ class ChoiceScorer {
  private:
   Status Weigh(const PreparedQuestion& question) {
     const size_t n_choices = question.choices.size();
-    log_likelihoods_.assign(n_choices, 0);
+    tokens_.assign(n_choices, {});
     if (question.n_prompt > 0) {
       // Its logits are wanted: a cache that has read as much already has other ones behind it.
       if (cache_ != nullptr && cache_->n_tokens() == question.n_prompt) cache_.reset();
@@ -64,26 +71,29 @@ class ChoiceScorer {
     }
     while (!left.empty()) {
       // What a failure is to leave as it was.
-      const std::vector<double> before = log_likelihoods_;
+      const std::vector<std::vector<WeighedToken>> before = tokens_;
       size_t n_weighed = 0;
       const Status status = WeighSome(question, left, &n_weighed);
       if (status.code() == StatusCode::kResourceExhausted && may_copy_) {
         may_copy_ = false;  // once more without
         cache_.reset();
-        log_likelihoods_ = before;
+        tokens_ = before;
         continue;
       }
       KVL_RETURN_IF_ERROR(status);
       left.erase(left.begin(), left.begin() + static_cast<int64_t>(n_weighed));
     }
+    std::vector<double> log_likelihoods;
     for (size_t i = 0; i < n_choices; ++i) {
-      if (std::isfinite(log_likelihoods_[i])) continue;
+      log_likelihoods.push_back(SumOf(tokens_[i]));
+      if (std::isfinite(log_likelihoods[i])) continue;
       return Error(StatusCode::kDataLoss,
                    "the model computed logits that are not finite behind the choice '{}' (weights "
                    "or activations overflow in bf16? try --dtype f32)",
                    example_.text.choices[i]);
     }
-    weighed_.log_likelihoods.push_back(log_likelihoods_);
+    weighed_.log_likelihoods.push_back(std::move(log_likelihoods));
+    weighed_.tokens.push_back(std::move(tokens_));
     return OkStatus();
   }
 
@@ -98,7 +108,7 @@ class ChoiceScorer {
     const double log_of_sum = LogOfSum(logits);
     for (size_t i = 0; i < question.choices.size(); ++i) {
       if (question.n_context[i] > 0) continue;
-      log_likelihoods_[i] = logits[question.choices[i][0]] - log_of_sum;
+      tokens_[i].push_back(Weighed(logits, log_of_sum, question.choices[i][0]));
     }
   }
 
@@ -135,7 +145,8 @@ class ChoiceScorer {
         std::make_unique<SequenceCache>(&model_->layout(), pool_), choice_idx, n_context);
     KVL_RETURN_IF_ERROR(Prefill(model_, branch.cache.get(), choice.first(n_context)));
     if (choice_idx == 0) RecordSize(*branch.cache);
-    log_likelihoods_[choice_idx] = LogProbability(model_->logits(0), choice[n_context]);
+    const std::span<const float> logits = model_->logits(0);
+    tokens_[choice_idx].push_back(Weighed(logits, LogOfSum(logits), choice[n_context]));
     return OkStatus();
   }
 
@@ -193,8 +204,8 @@ class ChoiceScorer {
       for (size_t t = 0; t < steps[b].token_ids.size(); ++t, ++row) {
         const size_t predicted = ++branch->n_fed;
         if (predicted < n_context) continue;
-        log_likelihoods_[branch->choice_idx] +=
-            LogProbability(model_->logits(row), choice[predicted]);
+        const std::span<const float> logits = model_->logits(row);
+        tokens_[branch->choice_idx].push_back(Weighed(logits, LogOfSum(logits), choice[predicted]));
       }
     }
     return OkStatus();
@@ -203,9 +214,9 @@ class ChoiceScorer {
   Model* model_;
   BlockPool* pool_;
   const PreparedExample& example_;
-  std::unique_ptr<SequenceCache> cache_;  // has read some of the prompt and nothing else
-  bool may_copy_ = true;                  // until there was no room
-  std::vector<double> log_likelihoods_;   // of the question at work
+  std::unique_ptr<SequenceCache> cache_;           // has read some of the prompt and nothing else
+  bool may_copy_ = true;                           // until there was no room
+  std::vector<std::vector<WeighedToken>> tokens_;  // [n_choices], of the question at work
   WeighedChoices weighed_;
 };
 

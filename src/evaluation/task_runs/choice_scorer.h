@@ -10,10 +10,18 @@
 
 namespace kvlathe {
 
+// What a model makes of one token of a choice.
+struct WeighedToken {
+  double logprob = 0;      // natural logarithm, given all that comes before
+  bool is_greedy = false;  // it is the likeliest of all, the first of equals
+};
+
 struct WeighedChoices {
   // [n_questions][n_choices], natural logarithms: sums over the tokens of each choice given the
   // prompt, the right answers to the questions before and what comes before each token.
   std::vector<std::vector<double>> log_likelihoods;
+  // [n_questions][n_choices]: the tokens behind the sums, in their order.
+  std::vector<std::vector<std::vector<WeighedToken>>> tokens;
   // Of the cache where the choices of the last question are weighed: at the end of the prompt, or
   // of the first choice's own context where choices share no token.
   KvBytes kv_bytes;
