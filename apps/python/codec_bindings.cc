@@ -315,6 +315,10 @@ std::vector<int> ReadPositions(const SequenceHandle& handle, int layer, int head
     throw nb::value_error(
         fmt::format("head {}: there are heads 0 to {}", head, entries.n_heads - 1).c_str());
   }
+  if (entries.positions.empty()) {
+    throw StatusError(Error(StatusCode::kFailedPrecondition,
+                            "layer {} keeps no positions of its entries any more", layer));
+  }
   const auto first = entries.positions.begin() + head * entries.n_entries;
   return {first, first + entries.n_entries};
 }
@@ -513,8 +517,8 @@ void BindCodec(nb::module_& module) {
   BindShape(module);
   nb::class_<CalibratorHandle>(module, "CodecCalibrator")
       .def(nb::init<const ShapeHandle&, int>(), "shape"_a, "n_threads"_a)
-      .def("add", &CalibratorHandle::Add, "layer"_a, "q"_a, "k"_a, "v"_a, "rotated"_a,
-           "first_position"_a, "held_back"_a)
+      .def("add", &CalibratorHandle::Add, "layer"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
+           "rotated"_a, "first_position"_a, "held_back"_a)
       .def("add_gradients", &CalibratorHandle::AddGradients, "layer"_a, "rows"_a, "gradients"_a,
            "through_all"_a, "rotated"_a)
       .def("finish", &CalibratorHandle::Finish);
@@ -547,10 +551,10 @@ void BindCodec(nb::module_& module) {
       .def("fraction", &CodecHandle::Fraction)
       .def("bytes_at", &CodecHandle::BytesAt, "n_tokens"_a, "n_prompt"_a)
       .def("sequence", &CodecHandle::NewSequence, "n_prompt"_a)
-      .def("attend", &CodecHandle::Attend, "sequences"_a, "layer"_a, "q"_a, "k"_a, "v"_a,
-           "n_new"_a.none(), "scale"_a.none(), "rotated"_a, "out"_a.none())
-      .def("encode", &CodecHandle::Encode, "k"_a, "v"_a, "q"_a.none(), "rotated"_a)
-      .def("load", &CodecHandle::Load, "data"_a);
+      .def("attend", &CodecHandle::Attend, "sequences"_a, "layer"_a, "q"_a.none(), "k"_a.none(),
+           "v"_a.none(), "n_new"_a.none(), "scale"_a.none(), "rotated"_a, "out"_a.none())
+      .def("encode", &CodecHandle::Encode, "k"_a.none(), "v"_a.none(), "q"_a.none(), "rotated"_a)
+      .def("load", &CodecHandle::Load, "data"_a.none());
 }
 
 }  // namespace kvlathe::python

@@ -14,6 +14,7 @@ is float32 of NumPy.
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
@@ -31,6 +32,61 @@ if TYPE_CHECKING:
 Path = Union[str, "os.PathLike[str]"]
 
 __all__ = ["Calibrator", "Codec", "Sequence", "Shape", "Statistics", "WeightGrams"]
+
+
+def _whole(name: str, value: Any, least: int = 0) -> int:
+    """A whole number that the library takes; TypeError or ValueError where it is none."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {type(value).__name__}; give a whole number") from None
+    if not least <= number < 2**31:
+        raise ValueError(f"{name} is {number}; it is at least {least} and below 2^31")
+    return number
+
+
+def _wholes(name: str, values: Any, least: int = 0) -> list[int]:
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"{name} is {type(values).__name__}; give a list of whole numbers")
+    return [_whole(name, value, least) for value in values]
+
+
+def _real(name: str, value: Any) -> float | None:
+    """A number, or None."""
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is {type(value).__name__}; give a number")
+    return float(value)
+
+
+def _threads(n_threads: int | None) -> int:
+    """0 stands for all processors."""
+    return 0 if n_threads is None else _whole("n_threads", n_threads, 1)
+
+
+def _prompt(n_prompt: int | None) -> int:
+    """0 stands for the first step."""
+    return 0 if n_prompt is None else _whole("n_prompt", n_prompt, 1)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {type(value).__name__}; give a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} is no text that can be written in UTF-8") from None
+    return value
+
+
+def _path(name: str, value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name} is {type(value).__name__}; give a path")
+    path = os.fspath(value)
+    if "\0" in path:
+        raise ValueError(f"{name} holds a null character")
+    return _text(name, path)
 
 
 class Shape:
@@ -54,7 +110,14 @@ class Shape:
         the newest positions it sees, 0 for all.
         """
         self._native = _native.CodecShape.of_numbers(
-            n_layers, n_heads, n_kv_heads, head_dim, max_positions, rope_theta, rotary_fraction, list(windows or [])
+            _whole("n_layers", n_layers),
+            _whole("n_heads", n_heads),
+            _whole("n_kv_heads", n_kv_heads),
+            _whole("head_dim", head_dim),
+            _whole("max_positions", max_positions),
+            _real("rope_theta", rope_theta),
+            _real("rotary_fraction", rotary_fraction) or 0.0,
+            [] if windows is None else _wholes("windows", windows),
         )
 
     @classmethod
@@ -65,7 +128,7 @@ class Shape:
         """
         shape = cls.__new__(cls)
         if isinstance(config, (str, os.PathLike)):
-            shape._native = _native.CodecShape.of_path(os.fspath(config))
+            shape._native = _native.CodecShape.of_path(_path("config", config))
             return shape
         if not isinstance(config, Mapping):
             to_dict = getattr(config, "to_dict", None)
@@ -133,11 +196,11 @@ class Statistics:
     @classmethod
     def load(cls, path: Path) -> Statistics:
         """Reads a file that save() or `kvlathe calibrate` has written."""
-        return cls(_native.CodecStatistics.read(os.fspath(path)))
+        return cls(_native.CodecStatistics.read(_path("path", path)))
 
     def save(self, path: Path) -> None:
         """Writes them as the engine reads them with --basis."""
-        self._native.write(os.fspath(path))
+        self._native.write(_path("path", path))
 
     @property
     def n_tokens(self) -> int:
@@ -176,7 +239,9 @@ class Calibrator:
 
     def __init__(self, shape: Shape, *, n_threads: int | None = None) -> None:
         """n_threads: all processors where it is None."""
-        self._native = _native.CodecCalibrator(shape._native, n_threads or 0)
+        if not isinstance(shape, Shape):
+            raise TypeError(f"shape is {type(shape).__name__}; give a kvlathe.codec.Shape")
+        self._native = _native.CodecCalibrator(shape._native, _threads(n_threads))
 
     def add(
         self,
@@ -196,7 +261,9 @@ class Calibrator:
         and some 8192 in all are usual. rotated: as Codec.attend takes it. held_back: the sequence that
         begins has no part in maps and bits, and losses are predicted on it; usual is every fifth.
         """
-        self._native.add(layer, q, k, v, rotated, first_position, held_back)
+        self._native.add(
+            _whole("layer", layer), q, k, v, bool(rotated), _whole("first_position", first_position), bool(held_back)
+        )
 
     def add_gradients(
         self,
@@ -215,7 +282,10 @@ class Calibrator:
         positions or more behind a row; and those through all queries. rotated: keys, and gradients to
         them, are those after RoPE. Every layer comes once, in any order.
         """
-        self._native.add_gradients(layer, rows, gradients, through_all, rotated)
+        for name, pair in (("rows", rows), ("gradients", gradients), ("through_all", through_all)):
+            if not isinstance(pair, tuple) or len(pair) != 2 or any(array is None for array in pair):
+                raise TypeError(f"{name} is no pair; give those of keys and of values")
+        self._native.add_gradients(_whole("layer", layer), rows, gradients, through_all, bool(rotated))
 
     def finish(self) -> Statistics:
         """The statistics of all that was added; nothing can be added behind it."""
@@ -292,15 +362,18 @@ class Sequence:
         They are in the order of positions(layer, head). UnsupportedError where several positions are one
         entry.
         """
-        return self._native.read_rows(layer, True)  # type: ignore[no-any-return]
+        return self._native.read_rows(_whole("layer", layer), True)  # type: ignore[no-any-return]
 
     def values(self, layer: int) -> Floats:
         """The values of the same entries."""
-        return self._native.read_rows(layer, False)  # type: ignore[no-any-return]
+        return self._native.read_rows(_whole("layer", layer), False)  # type: ignore[no-any-return]
 
     def positions(self, layer: int, head: int) -> list[int]:
-        """The positions of the entries that a KV head holds, in their order there."""
-        return list(self._native.positions(layer, head))
+        """The positions of the entries that a KV head holds, in their order there.
+
+        FailedPreconditionError where the cache does not keep them: snapkv forgets them with the prompt's end.
+        """
+        return list(self._native.positions(_whole("layer", layer), _whole("head", head)))
 
     def to_bytes(self) -> bytes:
         """All that it holds, for Codec.load of a codec of the same shape, kv, dtype and statistics."""
@@ -312,7 +385,7 @@ class Sequence:
 
     def reset(self, n_prompt: int | None = None) -> None:
         """Forgets all rows, and a failure. n_prompt: as Codec.sequence takes it."""
-        self._native.reset(n_prompt=n_prompt or 0)
+        self._native.reset(n_prompt=_prompt(n_prompt))
 
     def close(self) -> None:
         """Gives the memory back. Everything but close() then raises FailedPreconditionError."""
@@ -353,10 +426,18 @@ class Codec:
             raise TypeError(f"shape is {type(shape).__name__}; give a kvlathe.codec.Shape")
         if isinstance(basis, (str, os.PathLike)):
             basis = Statistics.load(basis)
+        if basis is not None and not isinstance(basis, Statistics):
+            raise TypeError(f"basis is {type(basis).__name__}; give a path, or kvlathe.codec.Statistics")
         statistics = None if basis is None else basis._native
         self.shape = shape
         self._native = _native.Codec(
-            shape._native, kv, statistics, dtype, n_threads or 0, max_positions or 0, weights
+            shape._native,
+            _text("kv", kv),
+            statistics,
+            _text("dtype", dtype),
+            _threads(n_threads),
+            0 if max_positions is None else _whole("max_positions", max_positions, 1),
+            weights,
         )
 
     @property
@@ -374,7 +455,8 @@ class Codec:
 
         They are what Sequence.nbytes is, where the method does not decide by the rows what it keeps.
         """
-        return int(self._native.bytes_at(n_tokens, n_tokens if n_prompt is None else n_prompt))
+        n = _whole("n_tokens", n_tokens)
+        return int(self._native.bytes_at(n, n if n_prompt is None else _whole("n_prompt", n_prompt)))
 
     def sequence(self, n_prompt: int | None = None) -> Sequence:
         """A sequence without rows.
@@ -382,7 +464,7 @@ class Codec:
         n_prompt: where its prompt ends, which methods that look at the prompt go by, and those that
         compress it together. None: with its first step.
         """
-        return Sequence(self, self._native.sequence(n_prompt=n_prompt or 0))
+        return Sequence(self, self._native.sequence(n_prompt=_prompt(n_prompt)))
 
     def attend(
         self,
@@ -408,9 +490,15 @@ class Codec:
         Returns [n, n_heads, head_dim]. DataLossError where rows that are to be compressed hold NaN or
         infinity: that sequence has failed, and the others have their outputs, in `out`, and go on.
         """
-        natives = [s._native for s in sequences]
-        lengths = None if n_new is None else [int(n) for n in n_new]
-        return self._native.attend(natives, layer, q, k, v, lengths, scale, rotated, out)  # type: ignore[no-any-return]
+        natives = []
+        for sequence in sequences:
+            if not isinstance(sequence, Sequence):
+                raise TypeError(f"sequences holds {type(sequence).__name__}; give what Codec.sequence makes")
+            natives.append(sequence._native)
+        lengths = None if n_new is None else _wholes("n_new", n_new)
+        return self._native.attend(  # type: ignore[no-any-return]
+            natives, _whole("layer", layer), q, k, v, lengths, _real("scale", scale), bool(rotated), out
+        )
 
     def encode(self, k: Any, v: Any, q: Any | None = None, *, rotated: bool = True) -> Sequence:
         """A sequence of these rows: k and v [n_layers, n, n_kv_heads, head_dim].
@@ -418,7 +506,7 @@ class Codec:
         q [n_layers, n, n_heads, head_dim] is needed by methods that look at queries alone; without it
         nothing attends, which is faster.
         """
-        return Sequence(self, self._native.encode(k, v, q, rotated))
+        return Sequence(self, self._native.encode(k, v, q, bool(rotated)))
 
     def decode(self, sequence: Sequence) -> tuple[Floats, Floats]:
         """The rows of a sequence: keys after RoPE and values, [n_layers, n_tokens, n_kv_heads, head_dim].
@@ -426,6 +514,8 @@ class Codec:
         FailedPreconditionError where positions were dropped or left a window, UnsupportedError where
         several are one entry.
         """
+        if not isinstance(sequence, Sequence):
+            raise TypeError(f"sequence is {type(sequence).__name__}; give what Codec.sequence makes")
         if sequence.codec is not self:
             raise ValueError("the sequence is of another codec; each codec reads its own")
         keys, values = sequence._native.decode()

@@ -158,6 +158,11 @@ Status RowCodec::Decode(const CodecSequence& sequence, float* k, float* v) {
                    "and values() give those that are held",
                    l, entries.n_entries, n);
     }
+    if (entries.positions.empty()) {
+      return Error(StatusCode::kFailedPrecondition,
+                   "layer {} keeps no positions of its entries, which are in an order of their own",
+                   l);
+    }
     for (int64_t h = 0; h < n_heads; ++h) {
       for (int64_t e = 0; e < n; ++e) {
         const int64_t to = ((l * n + entries.positions[h * n + e]) * n_heads + h) * d;

@@ -50,6 +50,11 @@ class ScratchBlocks {
   std::vector<ObjectId> objects_;
 };
 
+// Whether keys are turned on their way back.
+bool NeedsPositions(const Keys& keys) {
+  return TurnWhenRead(keys) || TurningPairs(keys) > 0 || HasFrames(keys);
+}
+
 class EntryReader {
  public:
   explicit EntryReader(const EntryReading& reading)
@@ -63,6 +68,8 @@ class EntryReader {
 
  private:
   Status CheckIsRead() const;
+  // Whether it is known which positions the entries are.
+  bool has_positions() const;
   // Makes plain blocks of all blocks of all heads.
   Status OpenBlocks();
   void Unpack(int kv_head_idx);
@@ -97,14 +104,17 @@ Status EntryReader::CheckIsRead() const {
     return Error(StatusCode::kUnimplemented,
                  "rows are in bases that the sequence found itself, and are not read back");
   }
-  const bool loses_positions =
-      layout.HasClasses() || (layout.DropsEntries() && cache_.head(0, 0).entries().empty() &&
-                              cache_.n_tokens() - layout.n_sink != cache_.head(0, 0).n_entries());
-  if (loses_positions && !cache_.head(0, 0).runs().empty()) {
-    return Error(StatusCode::kFailedPrecondition,
-                 "the cache keeps no positions of its entries, which are in another order");
-  }
-  return OkStatus();
+  if (has_positions() || !NeedsPositions(layer_.layer().rows.keys)) return OkStatus();
+  return Error(StatusCode::kUnimplemented,
+               "the cache keeps no positions of its entries, by which its keys would be turned");
+}
+
+bool EntryReader::has_positions() const {
+  const CacheLayout& layout = layer_.layout();
+  const CacheHead head = cache_.head(0, 0);
+  if (layout.HasClasses() && !head.runs().empty()) return false;  // in the order of classes
+  const bool has_dropped = cache_.n_tokens() - layout.n_sink > head.n_entries();
+  return !layout.DropsEntries() || !head.entries().empty() || !has_dropped;
 }
 
 int EntryReader::first_open(const CacheHead& head) const {
@@ -299,7 +309,7 @@ void EntryReader::TurnKey(int position, bool is_sink, const float* mean, float* 
   const Keys& keys = layer_.layer().rows.keys;
   const RopeTable& table = layer_.kind().ropes.of(0);
   const int d = layer_.layer().rows.head_dim, half = table.rope_dim() / 2;
-  if (is_sink || (!TurnWhenRead(keys) && TurningPairs(keys) == 0 && !HasFrames(keys))) return;
+  if (is_sink || !NeedsPositions(keys)) return;
   const int place = (position - layer_.layout().n_sink) % kFramePositions;
   for (int i = 0; i < half && !TurnWhenRead(keys); ++i) {
     const bool is_absolute = !HasFrames(keys) || i < table.absolute_pairs();
@@ -358,6 +368,7 @@ StatusOr<StoredEntries> EntryReader::Read() {
   entries.v.resize(entries.k.size());
   entries.positions.resize(n);
   for_heads([&](int g) { MapBack(g, &entries); });
+  if (!has_positions()) entries.positions.clear();
   return entries;
 }
 
