@@ -27,6 +27,7 @@ struct EntryReading {
   const SequenceCache* cache = nullptr;
   Machine* machine = nullptr;
   BlockPool* pool = nullptr;  // for blocks that live during the call
+  ForwardProfile* profile = nullptr;
 };
 
 // Reads sealed blocks as attention reads them, and undoes the maps of the basis. kUnimplemented
