@@ -299,6 +299,8 @@ class Sequence:
     """
 
     def __init__(self, codec: Codec, native: Any) -> None:
+        if not isinstance(native, _native.CodecSequence):
+            raise TypeError("Codec.sequence, encode and load make sequences")
         self._codec = codec
         self._native = native
 
