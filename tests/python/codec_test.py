@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import threading
@@ -333,6 +334,13 @@ class CodecTest(unittest.TestCase):
             other = Shape(n_layers=3, n_heads=4, n_kv_heads=2, head_dim=32, max_positions=4096, rope_theta=10000.0)
             with self.assertRaises(InvalidArgumentError):
                 Codec(other, "fdc", basis=path, n_threads=1)
+
+    def test_the_example_runs(self):
+        example = pathlib.Path(__file__).resolve().parent.parent.parent / "examples/python/codec.py"
+        for arguments in ([], [str(MODEL), "turboquant(bits=3)"]):
+            command = [sys.executable, "-B", str(example), *arguments]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            self.assertIn("520 positions in", said)
 
     def test_threads_take_turns(self):
         q, k, v = rows()
