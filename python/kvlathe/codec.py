@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Union, cast
 
 from kvlathe import _native
 
@@ -341,7 +341,7 @@ class Sequence:
     @property
     def failure(self) -> str | None:
         """Why it cannot go on until reset(); None where it can."""
-        return self._native.failure  # type: ignore[no-any-return]
+        return cast("str | None", self._native.failure)
 
     @property
     def nbytes(self) -> int:
@@ -364,11 +364,11 @@ class Sequence:
         They are in the order of positions(layer, head). UnsupportedError where several positions are one
         entry.
         """
-        return self._native.read_rows(_whole("layer", layer), True)  # type: ignore[no-any-return]
+        return cast("Floats", self._native.read_rows(_whole("layer", layer), True))
 
     def values(self, layer: int) -> Floats:
         """The values of the same entries."""
-        return self._native.read_rows(_whole("layer", layer), False)  # type: ignore[no-any-return]
+        return cast("Floats", self._native.read_rows(_whole("layer", layer), False))
 
     def positions(self, layer: int, head: int) -> list[int]:
         """The positions of the entries that a KV head holds, in their order there.
@@ -379,7 +379,7 @@ class Sequence:
 
     def to_bytes(self) -> bytes:
         """All that it holds, for Codec.load of a codec of the same shape, kv, dtype and statistics."""
-        return self._native.to_bytes()  # type: ignore[no-any-return]
+        return cast(bytes, self._native.to_bytes())
 
     def copy(self) -> Sequence:
         """Another sequence with the same rows; the two go on apart."""
@@ -498,9 +498,10 @@ class Codec:
                 raise TypeError(f"sequences holds {type(sequence).__name__}; give what Codec.sequence makes")
             natives.append(sequence._native)
         lengths = None if n_new is None else _wholes("n_new", n_new)
-        return self._native.attend(  # type: ignore[no-any-return]
+        outputs = self._native.attend(
             natives, _whole("layer", layer), q, k, v, lengths, _real("scale", scale), bool(rotated), out
         )
+        return cast("Floats", outputs)
 
     def encode(self, k: Any, v: Any, q: Any | None = None, *, rotated: bool = True) -> Sequence:
         """A sequence of these rows: k and v [n_layers, n, n_kv_heads, head_dim].
