@@ -298,7 +298,7 @@ class Sequence:
     One thread at a time computes with a codec and its sequences; others wait.
     """
 
-    def __init__(self, codec: Codec, native: Any) -> None:
+    def __init__(self, codec: Codec, native: _native.CodecSequence) -> None:
         if not isinstance(native, _native.CodecSequence):
             raise TypeError("Codec.sequence, encode and load make sequences")
         self._codec = codec
@@ -341,7 +341,7 @@ class Sequence:
     @property
     def failure(self) -> str | None:
         """Why it cannot go on until reset(); None where it can."""
-        return cast("str | None", self._native.failure)
+        return self._native.failure
 
     @property
     def nbytes(self) -> int:
@@ -379,7 +379,7 @@ class Sequence:
 
     def to_bytes(self) -> bytes:
         """All that it holds, for Codec.load of a codec of the same shape, kv, dtype and statistics."""
-        return cast(bytes, self._native.to_bytes())
+        return self._native.to_bytes()
 
     def copy(self) -> Sequence:
         """Another sequence with the same rows; the two go on apart."""

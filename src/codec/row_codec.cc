@@ -146,20 +146,24 @@ Status RowCodec::CheckIsBetweenSteps(const CodecSequence& sequence, const char* 
                sequence.next_layer(), layout_.n_layers, verb);
 }
 
-StatusOr<StoredEntries> RowCodec::Read(const CodecSequence& sequence, int layer_idx) {
+StatusOr<StoredEntries> RowCodec::Read(const CodecSequence& sequence, int layer_idx,
+                                       const EntryTarget* target) {
   KVL_RETURN_IF_ERROR(CheckIsBetweenSteps(sequence, "read"));
   if (layer_idx < 0 || layer_idx >= layout_.n_layers) {
     return Error(StatusCode::kInvalidArgument, "layer {}: there are layers 0 to {}", layer_idx,
                  layout_.n_layers - 1);
   }
   return ReadEntries(
-      {layers_[layer_idx].get(), &sequence.cache(layer_idx), machine_.get(), &pool_, &profile_});
+      {layers_[layer_idx].get(), &sequence.cache(layer_idx), machine_.get(), &pool_, &profile_},
+      target);
 }
 
 Status RowCodec::Decode(const CodecSequence& sequence, float* k, float* v) {
   const int64_t n = sequence.n_tokens(), d = config_.head_dim, n_heads = config_.n_kv_heads;
   for (int l = 0; l < layout_.n_layers; ++l) {
-    KVL_ASSIGN_OR_RETURN(const StoredEntries entries, Read(sequence, l));
+    const int64_t n_numbers = n * n_heads * d;
+    const EntryTarget target = {k + l * n_numbers, v + l * n_numbers, n};
+    KVL_ASSIGN_OR_RETURN(StoredEntries entries, Read(sequence, l, &target));
     if (entries.n_entries != n) {
       return Error(StatusCode::kFailedPrecondition,
                    "layer {} holds {} of {} positions, so there are no rows of the others; keys() "
@@ -171,12 +175,8 @@ Status RowCodec::Decode(const CodecSequence& sequence, float* k, float* v) {
                    "layer {} keeps no positions of its entries, which are in an order of their own",
                    l);
     }
-    const int64_t n_numbers = n * n_heads * d;
-    if (IsInOrder(entries)) {
-      std::ranges::copy(entries.k, k + l * n_numbers);
-      std::ranges::copy(entries.v, v + l * n_numbers);
-      continue;
-    }
+    if (IsInOrder(entries)) continue;
+    KVL_ASSIGN_OR_RETURN(entries, Read(sequence, l));
     for (int64_t h = 0; h < n_heads; ++h) {
       for (int64_t e = 0; e < n; ++e) {
         const int64_t to = l * n_numbers + (entries.positions[h * n + e] * n_heads + h) * d;

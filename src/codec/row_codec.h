@@ -88,7 +88,8 @@ class RowCodec {
              std::vector<Status>* failures);
 
   // What the sequence holds of a layer; errors are those of ReadEntries and of Save.
-  StatusOr<StoredEntries> Read(const CodecSequence& sequence, int layer_idx);
+  StatusOr<StoredEntries> Read(const CodecSequence& sequence, int layer_idx,
+                               const EntryTarget* target = nullptr);
 
   // The rows of all positions, in their order, into [n_layers, n_tokens, n_kv_heads, head_dim]
   // each; kFailedPrecondition too where some are not held any more.

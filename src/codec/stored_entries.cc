@@ -21,7 +21,7 @@ struct HeadEntries {
   int n_sinks = 0;
   std::vector<int> positions;  // of sinks and blocks
   RowMatrix sink_k, sink_v;    // whole keys; values of the sinks' own rank
-  RowMatrix k, v;              // of the entries in blocks; behind the sinks where nothing maps rows
+  RowMatrix k, v;              // of the entries in blocks, where maps are undone
   bool has_whole_keys = false;
 };
 
@@ -66,7 +66,7 @@ class EntryReader {
         scratch_(reading.pool),
         heads_(layer_.layout().n_kv_heads) {}
 
-  StatusOr<StoredEntries> Read();
+  StatusOr<StoredEntries> Read(const EntryTarget* target);
 
  private:
   Status CheckIsRead() const;
@@ -74,14 +74,23 @@ class EntryReader {
   bool has_positions() const;
   // Makes plain blocks of all blocks of all heads.
   Status OpenBlocks();
-  void Unpack(int kv_head_idx);
-  static void UnpackBlock(const BlockShape& shape, const float* block, Range entries, int n_before,
-                          HeadEntries* head);
+  // Finds the sinks of the head and the positions of all that it holds.
+  void ListEntries(int kv_head_idx);
+  // Rows of entries in blocks, one after the other.
+  struct RowsOfHead {
+    float* k;
+    int64_t k_stride;
+    float* v;
+    int64_t v_stride;
+  };
+  void Unpack(int kv_head_idx, const RowsOfHead& to) const;
+  static void UnpackBlock(const BlockShape& shape, const float* block, int n, const RowsOfHead& to);
+  void CopyBack(int kv_head_idx, const EntryTarget& to) const;
   bool maps_rows() const { return layer_.basis(0) != nullptr; }
   void UnpackSinks(int kv_head_idx, HeadEntries* head) const;
   std::vector<int> PositionsOf(int kv_head_idx) const;
   // Rows of the model's heads that this head of the cache holds.
-  void MapBack(int kv_head_idx, StoredEntries* entries);
+  void MapBack(int kv_head_idx, int n_heads, const EntryTarget& to) const;
   RowMatrix KeysOf(int kv_head_idx) const;
   RowMatrix ValuesOf(int kv_head_idx) const;
   // Slices of all heads that share latents, side by side.
@@ -200,29 +209,28 @@ void EntryReader::UnpackSinks(int kv_head_idx, HeadEntries* head) const {
   read(held.sink_v(), v_width, &head->sink_v);
 }
 
-void EntryReader::Unpack(int kv_head_idx) {
+void EntryReader::ListEntries(int kv_head_idx) {
   HeadEntries& head = heads_[kv_head_idx];
   UnpackSinks(kv_head_idx, &head);
   const CacheHead held = cache_.head(0, kv_head_idx);
-  const BlockShape shape = held.shape();
   head.has_whole_keys = cache_.has_whole_keys(0);
   const int n_gone = n_gone_[kv_head_idx] * kBlockSize;
   const int n_entries = std::max(0, held.n_entries()), n = std::max(0, n_entries - n_gone);
   for (int p = 0; p < head.n_sinks; ++p) head.positions.push_back(p);
   const std::vector<int> positions = PositionsOf(kv_head_idx);
   head.positions.insert(head.positions.end(), positions.end() - n, positions.end());
-  const int n_before = maps_rows() ? 0 : head.n_sinks;
-  head.k.resize(n_before + n, shape.rank_k);
-  head.v.resize(n_before + n, shape.has_one_side ? shape.rank_k : shape.rank_v);
-  if (n_before > 0) {
-    head.k.topRows(n_before) = head.sink_k;
-    head.v.topRows(n_before) = head.sink_v;
-  }
+}
+
+void EntryReader::Unpack(int kv_head_idx, const RowsOfHead& to) const {
+  const BlockShape shape = cache_.head(0, kv_head_idx).shape();
+  const HeadEntries& head = heads_[kv_head_idx];
+  const int64_t n = std::ssize(head.positions) - head.n_sinks;
+  const std::vector<ObjectId>& blocks = plain_[kv_head_idx];
   Device& memory = cache_.device();
   std::vector<std::byte> bytes;
   std::vector<float> converted;
-  for (int row = 0; row < n; row += kBlockSize) {
-    const ObjectPlace block = {plain_[kv_head_idx][(n_gone + row) / kBlockSize]};
+  for (int64_t row = 0; row < n; row += kBlockSize) {
+    const ObjectPlace block = {blocks[n_gone_[kv_head_idx] + row / kBlockSize]};
     const std::byte* from = memory.HostView(block);
     if (from == nullptr) {
       bytes.resize(BlockBytes(shape));
@@ -235,23 +243,24 @@ void EntryReader::Unpack(int kv_head_idx) {
       ConvertToFloat(shape.row_type, from, std::ssize(converted), converted.data());
       numbers = converted.data();
     }
-    UnpackBlock(shape, numbers, {row, std::min(row + kBlockSize, n)}, n_before, &head);
+    const RowsOfHead rows = {to.k + row * to.k_stride, to.k_stride, to.v + row * to.v_stride,
+                             to.v_stride};
+    UnpackBlock(shape, numbers, static_cast<int>(std::min<int64_t>(kBlockSize, n - row)), rows);
   }
 }
 
-// Rows of the head's entries in the block that begins with the first of them.
-void EntryReader::UnpackBlock(const BlockShape& shape, const float* block, Range entries,
-                              int n_before, HeadEntries* head) {
+// The first n entries of a block.
+void EntryReader::UnpackBlock(const BlockShape& shape, const float* block, int n,
+                              const RowsOfHead& to) {
   const float* const values = block + KeyOffset(0, shape.rank_k);
-  const auto n = static_cast<int>(entries.end - entries.begin);
   for (int t = 0; t < n; ++t) {
-    float* const k = head->k.row(n_before + entries.begin + t).data();
+    float* const k = to.k + t * to.k_stride;
     for (int r = 0; r < shape.rank_k; r += 2) {
       const float* const pair = block + KeyOffset(t, r);
       k[r] = pair[0];
       k[r + 1] = pair[1];
     }
-    float* const v = head->v.row(n_before + entries.begin + t).data();
+    float* const v = to.v + t * to.v_stride;
     if (shape.has_one_side) {
       std::copy_n(k, shape.rank_k, v);
       continue;
@@ -259,6 +268,18 @@ void EntryReader::UnpackBlock(const BlockShape& shape, const float* block, Range
     const float* const side = values + ValueOffset(shape, t, 0);
     for (int r = 0; r < shape.rank_v; ++r) v[r] = side[2 * r];
   }
+}
+
+// Of a head that nothing maps: its rows go where they are wanted.
+void EntryReader::CopyBack(int kv_head_idx, const EntryTarget& to) const {
+  const HeadEntries& head = heads_[kv_head_idx];
+  const int64_t d = layer_.layer().rows.head_dim, stride = std::ssize(heads_) * d;
+  float *const k = to.k + kv_head_idx * d, *const v = to.v + kv_head_idx * d;
+  for (int64_t e = 0; e < head.n_sinks; ++e) {
+    std::copy_n(head.sink_k.row(e).data(), d, k + e * stride);
+    std::copy_n(head.sink_v.row(e).data(), d, v + e * stride);
+  }
+  Unpack(kv_head_idx, {k + head.n_sinks * stride, stride, v + head.n_sinks * stride, stride});
 }
 
 RowMatrix EntryReader::Joined(int kv_head_idx, RowMatrix HeadEntries::*side) const {
@@ -357,36 +378,52 @@ void EntryReader::TurnKey(int position, bool is_sink, const float* mean, float* 
   for (int i = 0; i < half; ++i) TurnPair(table, position, i, /*back=*/false, row);
 }
 
-void EntryReader::MapBack(int kv_head_idx, StoredEntries* entries) {
-  HeadEntries& head = heads_[kv_head_idx];
+void EntryReader::MapBack(int kv_head_idx, int n_heads, const EntryTarget& to) const {
+  const HeadEntries& head = heads_[kv_head_idx];
   const LayerRows& rows = layer_.layer().rows;
-  const HeadBasis* const basis = layer_.basis(kv_head_idx);
+  const HeadBasis& basis = *layer_.basis(kv_head_idx);
   const int n_joined = rows.heads_per_map(), d = rows.head_dim;
-  const RowMatrix k = maps_rows() ? KeysOf(kv_head_idx) : std::move(head.k);
-  const RowMatrix v = maps_rows() ? ValuesOf(kv_head_idx) : std::move(head.v);
-  const bool has_mean = basis != nullptr && TurningPairs(rows.keys) > 0;
+  const RowMatrix k = KeysOf(kv_head_idx), v = ValuesOf(kv_head_idx);
+  const bool turns = rows.maps_keys() && layer_.kind().config.rope_dim() > 0;
   for (int64_t e = 0; e < k.rows(); ++e) {
     for (int part = 0; part < n_joined; ++part) {
-      const int64_t to = (e * entries->n_heads + kv_head_idx * n_joined + part) * d;
-      std::copy_n(k.row(e).data() + part * d, d, &entries->k[to]);
-      std::copy_n(v.row(e).data() + part * d, d, &entries->v[to]);
-      const float* const mean = has_mean ? &basis->turning_mean[part * d] : nullptr;
-      const bool is_sink = e < head.n_sinks;
-      if (rows.maps_keys() && layer_.kind().config.rope_dim() > 0) {
-        TurnKey(head.positions[e], is_sink, mean, &entries->k[to]);
-      }
+      const int64_t at = (e * n_heads + kv_head_idx * n_joined + part) * d;
+      std::copy_n(k.row(e).data() + part * d, d, to.k + at);
+      std::copy_n(v.row(e).data() + part * d, d, to.v + at);
+      if (!turns) continue;
+      const float* const mean =
+          TurningPairs(rows.keys) > 0 ? &basis.turning_mean[part * d] : nullptr;
+      TurnKey(head.positions[e], e < head.n_sinks, mean, to.k + at);
     }
-  }
-  for (int part = 0; part < n_joined; ++part) {
-    std::ranges::copy(head.positions, entries->positions.begin() +
-                                          (kv_head_idx * n_joined + part) * entries->n_entries);
   }
 }
 
-StatusOr<StoredEntries> EntryReader::Read() {
+StatusOr<StoredEntries> EntryReader::Read(const EntryTarget* target) {
   KVL_RETURN_IF_ERROR(CheckIsRead());
   KVL_RETURN_IF_ERROR(OpenBlocks());
   if (layer_.layer().rows.maps_keys()) layer_.kind().ropes.Extend(cache_.n_tokens());
+  StoredEntries entries;
+  const int n_joined = layer_.layer().rows.heads_per_map();
+  entries.n_heads = layer_.layer().rows.n_model_kv_heads();
+  for (int g = 0; g < std::ssize(heads_); ++g) {
+    ListEntries(g);
+    const std::vector<int>& positions = heads_[g].positions;
+    if (g == 0) entries.n_entries = std::ssize(positions);
+    if (std::ssize(positions) != entries.n_entries) {
+      return Error(StatusCode::kUnimplemented, "heads hold numbers of entries of their own");
+    }
+    for (int part = 0; has_positions() && part < n_joined; ++part) {
+      entries.positions.insert(entries.positions.end(), positions.begin(), positions.end());
+    }
+  }
+  EntryTarget to;
+  if (target != nullptr && target->n_entries == entries.n_entries) {
+    to = *target;
+  } else {
+    entries.k.resize(entries.n_entries * entries.n_heads * layer_.layer().rows.head_dim);
+    entries.v.resize(entries.k.size());
+    to = {entries.k.data(), entries.v.data(), entries.n_entries};
+  }
   ThreadPool& threads = machine_.host_threads();
   const auto for_heads = [&](const auto& fn) {
     threads.Run([&](int worker_id) {
@@ -394,27 +431,26 @@ StatusOr<StoredEntries> EntryReader::Read() {
       for (int64_t g = mine.begin; g < mine.end; ++g) fn(static_cast<int>(g));
     });
   };
-  for_heads([&](int g) { Unpack(g); });
-  StoredEntries entries;
-  entries.n_entries = std::ssize(heads_.front().positions);
-  entries.n_heads = layer_.layer().rows.n_model_kv_heads();
-  for (const HeadEntries& head : heads_) {
-    if (std::ssize(head.positions) == entries.n_entries) continue;
-    return Error(StatusCode::kUnimplemented, "heads hold numbers of entries of their own");
+  if (!maps_rows()) {
+    for_heads([&](int g) { CopyBack(g, to); });
+    return entries;
   }
-  const int64_t n = entries.n_entries * entries.n_heads;
-  entries.k.resize(n * layer_.layer().rows.head_dim);
-  entries.v.resize(entries.k.size());
-  entries.positions.resize(n);
-  for_heads([&](int g) { MapBack(g, &entries); });
-  if (!has_positions()) entries.positions.clear();
+  for_heads([&](int g) {
+    HeadEntries& head = heads_[g];
+    const BlockShape shape = cache_.head(0, g).shape();
+    const int64_t n = entries.n_entries - head.n_sinks;
+    head.k.resize(n, shape.rank_k);
+    head.v.resize(n, shape.has_one_side ? shape.rank_k : shape.rank_v);
+    Unpack(g, {head.k.data(), head.k.cols(), head.v.data(), head.v.cols()});
+  });
+  for_heads([&](int g) { MapBack(g, entries.n_heads, to); });
   return entries;
 }
 
 }  // namespace
 
-StatusOr<StoredEntries> ReadEntries(const EntryReading& reading) {
-  return EntryReader(reading).Read();
+StatusOr<StoredEntries> ReadEntries(const EntryReading& reading, const EntryTarget* target) {
+  return EntryReader(reading).Read(target);
 }
 
 }  // namespace kvlathe

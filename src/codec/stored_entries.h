@@ -30,10 +30,18 @@ struct EntryReading {
   ForwardProfile* profile = nullptr;
 };
 
+// Where rows are wanted: [n_entries, n_heads, head_dim] each.
+struct EntryTarget {
+  float *k = nullptr, *v = nullptr;
+  int64_t n_entries = 0;
+};
+
 // Reads sealed blocks as attention reads them, and undoes the maps of the basis. kUnimplemented
 // where several positions are one entry, where the sequence has found its maps itself, and where
 // keys would be turned by positions that are not kept; kResourceExhausted when the system has no
-// memory.
-StatusOr<StoredEntries> ReadEntries(const EntryReading& reading);
+// memory. Where as many entries are held as `target` has room for, their rows go there and
+// not into what is returned; null: never.
+StatusOr<StoredEntries> ReadEntries(const EntryReading& reading,
+                                    const EntryTarget* target = nullptr);
 
 }  // namespace kvlathe
