@@ -13,7 +13,7 @@ namespace kvlathe::python {
 namespace nb = nanobind;
 
 NB_MODULE(_native, module) {
-  module.attr("__version__") = KVLATHE_VERSION;
+  module.attr("version") = KVLATHE_VERSION;
   RegisterErrors();
   nb::set_leak_warnings(false);  // an object that outlives the interpreter is no news to its user
   module.def(

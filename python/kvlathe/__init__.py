@@ -6,7 +6,7 @@
     print(llm.generate("Once upon a time")[0].text)
 """
 
-from kvlathe._native import __version__
+from kvlathe import _native
 from kvlathe._notes import KvlatheWarning
 from kvlathe.comparison import Comparison, ComparisonRow, Profile
 from kvlathe.errors import KvlatheError
@@ -14,6 +14,8 @@ from kvlathe.llm import LLM
 from kvlathe.outputs import CompletionOutput, Cost, Logprob, Piece, RequestOutput, Score
 from kvlathe.sampling_params import SamplingParams
 from kvlathe.session import Session
+
+__version__ = _native.version
 
 __all__ = [
     "LLM",
