@@ -33,6 +33,33 @@ install(FILES ${CMAKE_BINARY_DIR}/kvlatheConfig.cmake ${CMAKE_BINARY_DIR}/kvlath
   DESTINATION ${packagedir} ${development})
 install(FILES ${CMAKE_BINARY_DIR}/kvlathe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig ${development})
 
+# Manual pages and completions are what the program says of itself, so installing runs it. Debian has the pages compressed,
+# and keeps a folder for completions of packages apart from that of the administrator, which zsh alone names otherwise.
+set(generated ${CMAKE_BINARY_DIR}/generated_for_install)
+install(CODE "
+  function(say file)
+    file(MAKE_DIRECTORY \"${generated}\")
+    execute_process(COMMAND $<TARGET_FILE:kvlathe> \${ARGN} OUTPUT_FILE \"${generated}/\${file}\" COMMAND_ERROR_IS_FATAL ANY)
+  endfunction()
+  set(share \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}\")
+  set(zsh site-functions)
+  if(CMAKE_INSTALL_PREFIX STREQUAL /usr)
+    set(zsh vendor-completions)
+  endif()
+  foreach(shell bash zsh fish)
+    say(completions.\${shell} completions \${shell})
+  endforeach()
+  file(INSTALL \"${generated}/completions.bash\" DESTINATION \"\${share}/bash-completion/completions\" RENAME kvlathe)
+  file(INSTALL \"${generated}/completions.zsh\" DESTINATION \"\${share}/zsh/\${zsh}\" RENAME _kvlathe)
+  file(INSTALL \"${generated}/completions.fish\" DESTINATION \"\${share}/fish/vendor_completions.d\" RENAME kvlathe.fish)
+  file(REMOVE_RECURSE \"${generated}/man1\")
+  say(manual.log manual \"${generated}/man1\")
+  file(GLOB pages \"${generated}/man1/*.1\")
+  execute_process(COMMAND gzip -9n \${pages} COMMAND_ERROR_IS_FATAL ANY)
+  file(GLOB pages \"${generated}/man1/*.gz\")
+  file(INSTALL \${pages} DESTINATION \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1\")
+")
+
 # What only a package of the system has: it writes to /etc whatever the prefix is.
 set(docdir ${CMAKE_INSTALL_DATADIR}/doc/kvlathe)
 set(package_only COMPONENT debian EXCLUDE_FROM_ALL)
@@ -42,7 +69,7 @@ install(FILES ${CMAKE_SOURCE_DIR}/README.md ${deploy}/debian/copyright DESTINATI
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs DESTINATION ${docdir} ${package_only} PATTERN results EXCLUDE)
 install(DIRECTORY ${deploy}/kubernetes DESTINATION ${docdir}/examples ${package_only})
 install(FILES ${deploy}/debian/overrides DESTINATION ${CMAKE_INSTALL_DATADIR}/lintian/overrides RENAME kvlathe ${package_only})
-# Debian has manual pages and changelogs compressed. DESTDIR and the prefix are those of the installation.
+# Debian has changelogs compressed. DESTDIR and the prefix are those of the installation.
 install(CODE "
   function(install_compressed from to)
     set(folder \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/share\")
@@ -50,7 +77,6 @@ install(CODE "
     file(MAKE_DIRECTORY \"\${parent}\")
     execute_process(COMMAND gzip -9nc \"\${from}\" OUTPUT_FILE \"\${folder}/\${to}.gz\" COMMAND_ERROR_IS_FATAL ANY)
   endfunction()
-  install_compressed(\"${deploy}/debian/kvlathe.1\" man/man1/kvlathe.1)
   install_compressed(\"${deploy}/debian/changelog\" doc/kvlathe/changelog.Debian)
   install_compressed(\"${CMAKE_SOURCE_DIR}/CHANGELOG.md\" doc/kvlathe/changelog)
 " ${package_only})

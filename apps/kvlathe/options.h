@@ -92,5 +92,7 @@ void AddTokenizeVerb(Verbs* verbs);
 void AddConvertVerb(Verbs* verbs);
 void AddBenchVerb(Verbs* verbs);
 void AddRetrofitVerb(Verbs* verbs);
+void AddCompletionsVerb(Verbs* verbs);
+void AddManualVerb(Verbs* verbs);
 
 }  // namespace kvlathe

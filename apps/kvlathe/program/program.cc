@@ -7,6 +7,8 @@
 #include <cctype>
 #include <csignal>
 
+#include "kvlathe/manual/command_words.h"
+#include "kvlathe/manual/completions.h"
 #include "kvlathe/options.h"
 #include "kvlathe/rank_run.h"
 #include "kvlathe/suggestions.h"
@@ -14,27 +16,17 @@
 namespace kvlathe {
 namespace {
 
-const auto kAnyVerb = [](const CLI::App*) { return true; };
-
-std::vector<std::string> VerbsOf(const CLI::App& app) {
+std::vector<std::string> VerbNamesOf(const CLI::App& app) {
   std::vector<std::string> names;
-  for (const CLI::App* verb : app.get_subcommands(kAnyVerb)) names.push_back(verb->get_name());
+  for (const CLI::App* verb : VerbsOf(app)) names.push_back(verb->get_name());
   return names;
-}
-
-const CLI::App* FindVerb(const CLI::App& app, const std::string& name) {
-  for (const CLI::App* verb : app.get_subcommands(kAnyVerb)) {
-    if (verb->get_name() == name) return verb;
-  }
-  return nullptr;
 }
 
 // "-m" and "--model" of every option.
 std::vector<std::string> OptionsOf(const CLI::App& verb) {
   std::vector<std::string> names;
   for (const CLI::Option* option : verb.get_options()) {
-    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (std::string& name : NamesOf(*option)) names.push_back(std::move(name));
   }
   return names;
 }
@@ -44,12 +36,6 @@ std::string OptionName(const std::string& argument) {
   const bool is_number = argument.size() > 1 && (std::isdigit(argument[1]) || argument[1] == '.');
   if (argument.size() < 2 || argument[0] != '-' || is_number) return {};
   return argument.substr(0, argument.find('='));
-}
-
-// As it is typed: "kvlathe", "kvlathe run", "kvlathe bench model".
-std::string CommandOf(const CLI::App& verb) {
-  const CLI::App* const parent = verb.get_parent();
-  return parent == nullptr ? verb.get_name() : CommandOf(*parent) + " " + verb.get_name();
 }
 
 // What is not understood of a command line, by its first wrong word, with what it may have meant;
@@ -65,7 +51,7 @@ Status CheckWords(const CLI::App& app, const std::vector<std::string>& arguments
       if (inner->get_prefix_command()) return OkStatus();  // another program checks its words
       continue;
     }
-    const std::vector<std::string> verbs = VerbsOf(*verb);
+    const std::vector<std::string> verbs = VerbNamesOf(*verb);
     if (!verbs.empty() && !arguments[i].starts_with('-')) {
       const auto nearest = NearestOf(arguments[i], verbs);
       return Error(StatusCode::kInvalidArgument, "unknown verb '{}'{}; {} --help lists them",
@@ -118,8 +104,14 @@ int Main(int argc, char** argv) {
   AddConvertVerb(&verbs);
   AddBenchVerb(&verbs);
   AddRetrofitVerb(&verbs);
-  // llama.cpp's two-letter short option, which CLI11 would read as -n p. Behind -p it is a text.
+  AddCompletionsVerb(&verbs);
+  AddManualVerb(&verbs);
   std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments.size() >= 2 && arguments[0] == "completions" && arguments[1] == "--") {
+    fmt::print("{}", CompletionLines(app, {arguments.begin() + 2, arguments.end()}));
+    return 0;
+  }
+  // llama.cpp's two-letter short option, which CLI11 would read as -n p. Behind -p it is a text.
   for (size_t i = 0; i < arguments.size(); ++i) {
     const bool is_text = i > 0 && (arguments[i - 1] == "-p" || arguments[i - 1] == "--prompt");
     if (arguments[i] == "-np" && !is_text) arguments[i] = "--parallel";
