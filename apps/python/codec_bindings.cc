@@ -54,7 +54,7 @@ int ThreadsOf(int n_threads) {
 
 class SequenceHandle {
  public:
-  SequenceHandle(std::shared_ptr<CodecState> state, std::unique_ptr<CodecSequence> sequence)
+  SequenceHandle(std::shared_ptr<CodecState> state, std::shared_ptr<CodecSequence> sequence)
       : state_(std::move(state)), sequence_(std::move(sequence)) {}
   ~SequenceHandle() { Close(); }
 
@@ -63,8 +63,8 @@ class SequenceHandle {
   }
   bool is_closed() const { return sequence_ == nullptr; }
   // FailedPreconditionError where it is closed.
-  CodecSequence& sequence() const {
-    if (sequence_ != nullptr) return *sequence_;
+  const std::shared_ptr<CodecSequence>& sequence() const {
+    if (sequence_ != nullptr) return sequence_;
     throw StatusError(
         Error(StatusCode::kFailedPrecondition, "the sequence is closed; make a new one"));
   }
@@ -72,7 +72,23 @@ class SequenceHandle {
 
  private:
   std::shared_ptr<CodecState> state_;
-  std::unique_ptr<CodecSequence> sequence_;
+  std::shared_ptr<CodecSequence> sequence_;
+};
+
+// Keeps the sequence of a call that waits for its turn, or has it, while another thread closes it.
+class SequenceUse {
+ public:
+  explicit SequenceUse(const SequenceHandle& handle)
+      : state_(handle.state()), sequence_(handle.sequence()) {}
+  SequenceUse(SequenceUse&&) = default;
+  ~SequenceUse() {
+    if (sequence_ != nullptr) state_->GiveBack(std::move(sequence_));
+  }
+  CodecSequence& operator*() const { return *sequence_; }
+
+ private:
+  std::shared_ptr<CodecState> state_;
+  std::shared_ptr<CodecSequence> sequence_;
 };
 
 using SequenceList = std::vector<std::shared_ptr<SequenceHandle>>;
@@ -213,9 +229,10 @@ nb::object CodecHandle::Attend(const SequenceList& sequences, int layer, const n
         written.emplace(out, "out", std::initializer_list<int64_t>{n_rows, c.n_heads, c.head_dim})
             .data();
   }
+  std::vector<SequenceUse> uses;
   std::vector<CodecStep> steps;
   for (size_t i = 0; i < sequences.size(); ++i) {
-    steps.push_back({&sequences[i]->sequence(), lengths[i]});
+    steps.push_back({&*uses.emplace_back(*sequences[i]), lengths[i]});
   }
   std::vector<Status> failures;
   {
@@ -289,7 +306,8 @@ std::shared_ptr<SequenceHandle> CodecHandle::Load(const nb::object& bytes) {
 
 // Keys or values of a layer, in the order in which they are held.
 nb::object ReadRows(const SequenceHandle& handle, int layer, bool of_keys) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   StoredEntries entries;
   {
     const Turn turn(handle.state()->turns());
@@ -305,7 +323,8 @@ nb::object ReadRows(const SequenceHandle& handle, int layer, bool of_keys) {
 }
 
 std::vector<int> ReadPositions(const SequenceHandle& handle, int layer, int head) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   StoredEntries entries;
   {
     const Turn turn(handle.state()->turns());
@@ -320,24 +339,32 @@ std::vector<int> ReadPositions(const SequenceHandle& handle, int layer, int head
 }
 
 nb::tuple DecodeSequence(const SequenceHandle& handle) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   const ModelConfig& c = handle.state()->facts().config();
   float *k = nullptr, *v = nullptr;
-  const auto make = [&](float** rows) {
-    return NewFloats({static_cast<size_t>(c.n_layers), static_cast<size_t>(sequence.n_tokens()),
-                      static_cast<size_t>(c.n_kv_heads), static_cast<size_t>(c.head_dim)},
-                     rows);
-  };
-  const nb::object keys = make(&k), values = make(&v);
-  {
-    const Turn turn(handle.state()->turns());
-    ThrowIfError(handle.state()->codec().Decode(sequence, k, v));
+  // Until no thread has appended rows between the arrays and the turn.
+  while (true) {
+    const int64_t n_tokens = sequence.n_tokens();
+    const auto make = [&](float** rows) {
+      return NewFloats({static_cast<size_t>(c.n_layers), static_cast<size_t>(n_tokens),
+                        static_cast<size_t>(c.n_kv_heads), static_cast<size_t>(c.head_dim)},
+                       rows);
+    };
+    const nb::object keys = make(&k), values = make(&v);
+    bool is_decoded = false;
+    {
+      const Turn turn(handle.state()->turns());
+      is_decoded = sequence.n_tokens() == n_tokens;
+      if (is_decoded) ThrowIfError(handle.state()->codec().Decode(sequence, k, v));
+    }
+    if (is_decoded) return nb::make_tuple(keys, values);
   }
-  return nb::make_tuple(keys, values);
 }
 
 nb::bytes SaveSequence(const SequenceHandle& handle) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   std::string bytes;
   {
     const Turn turn(handle.state()->turns());
@@ -347,7 +374,8 @@ nb::bytes SaveSequence(const SequenceHandle& handle) {
 }
 
 std::shared_ptr<SequenceHandle> CopySequence(const SequenceHandle& handle) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   const Turn turn(handle.state()->turns());
   return std::make_shared<SequenceHandle>(handle.state(),
                                           ValueOrThrow(handle.state()->codec().Copy(sequence)));
@@ -355,7 +383,8 @@ std::shared_ptr<SequenceHandle> CopySequence(const SequenceHandle& handle) {
 
 void ResetSequence(const SequenceHandle& handle, int64_t n_prompt) {
   if (n_prompt < 0) throw nb::value_error("n_prompt is at least 1");
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   const Turn turn(handle.state()->turns());
   static_cast<void>(handle.state()->codec());
   sequence.Clear(n_prompt);
@@ -363,7 +392,8 @@ void ResetSequence(const SequenceHandle& handle, int64_t n_prompt) {
 
 // Bytes by the parts that the allocator knows.
 std::vector<std::pair<std::string, int64_t>> BytesByKind(const SequenceHandle& handle) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   const Turn turn(handle.state()->turns());
   const KvBytes bytes = sequence.bytes();
   return {{"blocks", bytes.blocks},           {"sinks", bytes.sinks},
@@ -372,7 +402,8 @@ std::vector<std::pair<std::string, int64_t>> BytesByKind(const SequenceHandle& h
 }
 
 double FractionOf(const SequenceHandle& handle) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   const Turn turn(handle.state()->turns());
   const int64_t n = sequence.n_tokens();
   if (n == 0) return 0;
@@ -519,12 +550,14 @@ void BindCodec(nb::module_& module) {
            "through_all"_a, "rotated"_a)
       .def("finish", &CalibratorHandle::Finish);
   nb::class_<SequenceHandle>(module, "CodecSequence")
-      .def_prop_ro("n_tokens", [](const SequenceHandle& s) { return s.sequence().n_tokens(); })
-      .def_prop_ro("n_prompt", [](const SequenceHandle& s) { return s.sequence().n_prompt(); })
-      .def_prop_ro("next_layer", [](const SequenceHandle& s) { return s.sequence().next_layer(); })
+      .def_prop_ro("n_tokens", [](const SequenceHandle& s) { return s.sequence()->n_tokens(); })
+      .def_prop_ro("n_prompt", [](const SequenceHandle& s) { return s.sequence()->n_prompt(); })
+      .def_prop_ro("next_layer", [](const SequenceHandle& s) { return s.sequence()->next_layer(); })
       .def_prop_ro("failure",
                    [](const SequenceHandle& s) -> std::optional<std::string> {
-                     const Status& failure = s.sequence().failure();
+                     const SequenceUse use(s);
+                     const Turn turn(s.state()->turns());
+                     const Status& failure = (*use).failure();
                      if (failure.ok()) return std::nullopt;
                      return MessageOf(failure);
                    })
