@@ -36,6 +36,7 @@ try:
     from lmcache.v1.memory_allocators.ad_hoc_memory_allocator import AdHocMemoryAllocator
     from lmcache.v1.memory_management import MemoryFormat
     from lmcache.v1.metadata import LMCacheMetadata
+    from lmcache.v1.platform import consume_fd
     from lmcache.v1.storage_backend import CreateStorageBackends
 except ImportError as error:
     print(f"LMCache is not there ({error})")
@@ -49,6 +50,8 @@ KVLATHE, MODEL = (pathlib.Path(argument) for argument in sys.argv[1:3])
 KV = "kivi(bits=4,group=64,sink=0)"
 N_LAYERS, N_HEADS, HEAD_DIM, N_TOKENS = 6, 2, 64, 256
 N_CHANNELS = N_HEADS * HEAD_DIM
+# Of the squares of rows, by codes of 4 bits of such noise as rows() gives.
+MOST_LOST = 0.02
 KEY = ObjectKey(chunk_hash=b"a" * 32, model_name="nano", kv_rank=0)
 
 
@@ -81,7 +84,7 @@ class ChunkCodecTest(unittest.TestCase):
     def test_bytes_and_rows_are_those_of_the_codec(self):
         chunk = rows(1)
         data = self.codec.pack(chunk)
-        own = Codec(Shape.from_config(MODEL), KV, max_positions=N_TOKENS)
+        own = Codec(Shape.from_config(MODEL), KV, dtype="bfloat16", max_positions=N_TOKENS)
         by_heads = chunk.reshape(2, N_LAYERS, N_TOKENS, N_HEADS, HEAD_DIM)
         sequence = own.encode(by_heads[0], by_heads[1])
         self.assertEqual(data[24:], sequence.to_bytes())
@@ -94,7 +97,7 @@ class ChunkCodecTest(unittest.TestCase):
         keys, values = own.decode(sequence)
         np.testing.assert_array_equal(again[0].reshape(keys.shape), keys)
         np.testing.assert_array_equal(again[1].reshape(values.shape), values)
-        self.assertLess(loses(chunk, again), 0.01)
+        self.assertLess(loses(chunk, again), MOST_LOST)
         self.assertGreater(loses(chunk, again), 1e-4)
 
     def test_methods_lose_what_their_bits_say(self):
@@ -110,12 +113,12 @@ class ChunkCodecTest(unittest.TestCase):
             chunk = rows(3, n_tokens)
             data = self.codec.pack(chunk)
             self.assertEqual(len(data), self.codec.packed_size(N_LAYERS, n_tokens))
-            self.assertLess(loses(chunk, self.codec.unpack(data)), 0.01)
+            self.assertLess(loses(chunk, self.codec.unpack(data)), MOST_LOST)
         for n_layers, n_channels in ((1, N_CHANNELS), (3, N_CHANNELS), (N_LAYERS, HEAD_DIM)):
             chunk = rows(4, N_TOKENS, n_layers, n_channels)
             again = self.codec.unpack(self.codec.pack(chunk))
             self.assertEqual(again.shape, chunk.shape)
-            self.assertLess(loses(chunk, again), 0.01)
+            self.assertLess(loses(chunk, again), MOST_LOST)
 
     def test_wrong_arrays_are_refused(self):
         for chunk, needle in ((rows(1)[:1], "shape"), (rows(1, N_TOKENS + 1), "256"), (rows(1, 4)[..., :100], "channels"),
@@ -166,7 +169,7 @@ class ChunkCodecTest(unittest.TestCase):
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             for i, data, again in pool.map(go, range(48)):
                 self.assertEqual(data, expected[i])
-                self.assertLess(loses(chunks[i], again), 0.01)
+                self.assertLess(loses(chunks[i], again), MOST_LOST)
 
 
 class ServerTest(unittest.TestCase):
@@ -235,6 +238,7 @@ def wait(poller_of, what):
     poller.register(poller_of, select.POLLIN)
     if not poller.poll(60000):
         raise TimeoutError(what)
+    consume_fd(poller_of)
 
 
 def serve(folder, description):
@@ -313,7 +317,7 @@ class EngineTest(unittest.TestCase):
         return made["LocalCPUBackend"], made.get("RemoteBackend-kvlathe")
 
     def test_chunks_go_to_files_and_come_back(self):
-        memory, remote = self.backends(self.config())
+        memory, remote = self.backends(self.config({"kvlathe.kv": KV, "kvlathe.model": str(MODEL)}))
         self.addCleanup(remote.close)
         codec = ChunkCodec(KV, MODEL)
         for number, n_tokens in ((1, N_TOKENS), (2, 112)):
@@ -359,7 +363,7 @@ class EngineTest(unittest.TestCase):
             back = unpacks.deserialize(packs.serialize(tensor_object(laid, form=form)))
             self.assertEqual(back.get_memory_format(), form)
             self.assertEqual(back.tensor.shape, torch.Size(laid.shape))
-            self.assertLess(loses(laid, back.tensor.float().numpy()), 0.01)
+            self.assertLess(loses(laid, back.tensor.float().numpy()), MOST_LOST)
         # Other names are LMCache's.
         naive, _ = naive_serde.CreateSerde("naive", self.metadata(), self.config())
         self.assertEqual(type(naive).__name__, "NaiveSerializer")
