@@ -11,6 +11,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import select
 import shutil
 import subprocess
@@ -151,12 +152,57 @@ class ChunkCodecTest(unittest.TestCase):
 
     def test_methods_that_do_not_fit_chunks_are_refused(self):
         for kv, needle in (("snapkv(keep=0.5)", "chunks at rest"), ("window(size=64)", "chunks at rest"),
-                           ("kvquant(bits=4)", "kvquant|statistics|basis"), ("palu(rate=0.5)", "palu|statistics|basis"),
-                           ("lathe(ratio=4)", "lathe|basis|statistics"), ("kivi(bits=99)", "bits")):
+                           ("lathe(ratio=4,keys=after)", "give basis"),
+                           ("kivi(bits=99)", "bits")):
             with self.subTest(kv=kv), self.assertRaisesRegex(kvlathe.KvlatheError, needle):
                 ChunkCodec(kv, MODEL)
         with self.assertRaisesRegex(ValueError, "at least one"):
             ChunkCodec(KV, MODEL, chunk_tokens=0)
+
+    def test_lathe_has_its_ratio_in_a_chunk(self):
+        basis = self.basis()
+        for ratio in (4, 8):
+            codec = ChunkCodec(f"lathe(ratio={ratio},keys=after,newest=0,sink=0)", MODEL, basis=basis)
+            chunk = rows(6)
+            data = codec.pack(chunk)
+            # Of 16 bits, with the heads of the layers.
+            self.assertLess(len(data), 2 * chunk.size / ratio * 1.05)
+            self.assertEqual(codec.unpack(data).shape, chunk.shape)
+            with self.assertRaises(kvlathe.errors.DataLossError):
+                self.codec.unpack(data)
+        with self.assertRaisesRegex(kvlathe.errors.InvalidArgumentError, "whole model"):
+            codec.pack(rows(6, n_layers=3))
+        # What has to know where a chunk stands, or what reads it.
+        for kv, needle in (("lathe(ratio=4,keys=centred,newest=0,sink=0)", "keys=after"), ("palu(rate=0.5)", "before RoPE"),
+                           ("kvquant(bits=4)", "before RoPE"), ("eigen(rate=0.5)", "before RoPE"),
+                           ("lathe(ratio=4,keys=after)", "reach only"),
+                           ("lathe(ratio=4,keys=after,newest=0,sink=0,classes=3)", "at rest")):
+            with self.subTest(kv=kv), self.assertRaisesRegex(kvlathe.KvlatheError, needle):
+                ChunkCodec(kv, MODEL, basis=basis)
+
+    def basis(self):
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="kvlathe_lmcache_"))
+        self.addCleanup(shutil.rmtree, folder)
+        subprocess.run([KVLATHE, "calibrate", "-m", MODEL, "--output", folder / "basis.safetensors"],
+                       capture_output=True, check=True)
+        return folder / "basis.safetensors"
+
+    def test_the_example(self):
+        try:
+            import transformers  # noqa: F401
+        except ImportError as error:
+            self.skipTest(str(error))
+        example = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python" / "chunks_at_rest.py"
+        lathe = "lathe(ratio=8,keys=after,newest=0,sink=0)"
+        done = subprocess.run([sys.executable, "-B", example, MODEL, MODEL / "sample.txt", "none", KV,
+                               f"{lathe}@{self.basis()}"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = [re.fullmatch(r"(\S+) +([\d.]+)% of 16 bits, KL ([\d.]+) nats a token", line).groups()
+                 for line in done.stdout.splitlines()]
+        self.assertEqual([kv for kv, _, _ in found], ["none", KV, lathe])
+        for (_, share, kl), most_share, most_kl in zip(found, (101, 29, 12.8), (1e-5, 0.001, 0.002), strict=True):
+            self.assertLess(float(share), most_share)
+            self.assertLess(float(kl), most_kl)
 
     def test_threads_share_a_codec(self):
         chunks = [rows(seed, 128) for seed in range(12)]
