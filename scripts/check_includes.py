@@ -20,7 +20,7 @@ from pathlib import Path
 
 ORDER = [
     "base", "comm", "tensor", "io", "format", "machine", "analysis", "cpu/memory", "cpu/kernels", "cpu", "cuda", "runtime/machines", "tokenizer", "chat",
-    "kv", "plan", "tuning", "model", "lockstep", "calibration/gradients", "calibration", "engine", "structured", "evaluation/tasks",
+    "kv", "plan", "tuning", "model", "lockstep", "calibration/gradients", "calibration", "codec", "engine", "structured", "evaluation/tasks",
     "evaluation", "load_generation", "hub", "runtime", "server/http", "server/api", "server/tools", "server",
     "training/corpus", "training/tokenizer_training", "training/corpus_building", "training/retrofit", "lab", "apps", "tests",
 ]

@@ -25,11 +25,14 @@ class Turns {
                             "are not in the child; make it anew there, or start processes by "
                             "'spawn'"));
   }
+  // Whether this is such a child.
+  bool is_child() const { return getpid() != process_; }
   void Lock() {
     ++n_waiting_;
     mutex_.lock();
     --n_waiting_;
   }
+  bool TryLock() { return mutex_.try_lock(); }
   void Unlock() { mutex_.unlock(); }
   // For who has let go and will want it again at once: others that wait come first.
   void LetOthers() {

@@ -198,6 +198,11 @@ void BindModel(nb::module_& module) {
           "bos_token_id",
           [](const HeldModel& model) { return model.serving()->workspace->tokenizer().bos_id(); })
       .def_prop_ro("eos_token_ids", [](const HeldModel& model) { return model.serving()->end_ids; })
+      .def_prop_ro("chat_template",
+                   [](const HeldModel& model) {
+                     const std::optional<ChatTemplate>& made = model.serving()->chat_template;
+                     return made.has_value() ? std::optional(made->source()) : std::nullopt;
+                   })
       .def_prop_ro("device_name",
                    [](const HeldModel& model) { return model.serving()->workspace->device_name(); })
       .def_prop_ro("levels", &Levels)

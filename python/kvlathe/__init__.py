@@ -6,17 +6,19 @@
     print(llm.generate("Once upon a time")[0].text)
 """
 
-from kvlathe._native import __version__
+from kvlathe._certificates import use_certificates as _use_certificates
+from kvlathe._native import version as __version__
 from kvlathe._notes import KvlatheWarning
 from kvlathe.comparison import Comparison, ComparisonRow, Profile
 from kvlathe.errors import KvlatheError
 from kvlathe.llm import LLM
-from kvlathe.outputs import CompletionOutput, Cost, Logprob, Piece, RequestOutput, Score
+from kvlathe.outputs import ChatPrompt, CompletionOutput, Cost, Logprob, Piece, RequestOutput, Score
 from kvlathe.sampling_params import SamplingParams
 from kvlathe.session import Session
 
 __all__ = [
     "LLM",
+    "ChatPrompt",
     "Comparison",
     "ComparisonRow",
     "CompletionOutput",
@@ -32,3 +34,5 @@ __all__ = [
     "Session",
     "__version__",
 ]
+
+_use_certificates()

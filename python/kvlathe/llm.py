@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from kvlathe import _native, _requests
+from kvlathe._checks import flag_of, integer_of, maybe_text_of, text_of
 from kvlathe._notes import log_note
 from kvlathe._streams import AnswerStream, OutputStream
 from kvlathe._requests import Prompt, Request
 from kvlathe.comparison import Comparison, Profile
 from kvlathe.errors import InvalidArgumentError
-from kvlathe.outputs import Cost, RequestOutput, Score
+from kvlathe.outputs import ChatPrompt, Cost, RequestOutput, Score
 from kvlathe.sampling_params import SamplingParams
 from kvlathe.session import Session
 
@@ -76,29 +77,29 @@ class LLM:
         draft: guessed tokens for all requests, such as "ngram".
         """
         settings = _native.ModelSettings()
-        settings.model = os.fspath(model)
-        settings.kv = [kv] if isinstance(kv, str) else list(kv)
+        settings.model = text_of("model", os.fspath(model))
+        settings.kv = [text_of("kv", one) for one in ([kv] if isinstance(kv, str) else list(kv))]
         if not settings.kv:
             raise InvalidArgumentError('kv is empty; name at least one cache, such as "none"')
         settings.max_model_len = _count("max_model_len", max_model_len)
         settings.n_threads = _count("n_threads", n_threads)
-        settings.device = device
+        settings.device = text_of("device", device)
         if dtype not in ("bfloat16", "float32"):
             raise InvalidArgumentError(f"dtype is {dtype!r}; give bfloat16 or float32")
         settings.computes_in_f32 = dtype == "float32"
-        settings.basis = "" if basis is None else os.fspath(basis)
+        settings.basis = "" if basis is None else text_of("basis", os.fspath(basis))
         settings.kv_budget_bytes = _count("kv_budget_bytes", kv_budget_bytes, most=2**62)
         settings.max_num_seqs = _count("max_num_seqs", max_num_seqs)
         settings.max_num_batched_tokens = _count("max_num_batched_tokens", max_num_batched_tokens)
         settings.prefix_bytes = _count("prefix_bytes", prefix_bytes or None, most=2**62)
-        settings.deterministic = deterministic
+        settings.deterministic = flag_of("deterministic", deterministic)
         if exact not in (True, False, "weights"):
             raise InvalidArgumentError(f'exact is {exact!r}; give True, False or "weights"')
         settings.exact_rows = bool(exact)
         settings.exact_attention = exact is True
-        settings.chat_template = chat_template or ""
-        self._seed = seed
-        self._draft = draft
+        settings.chat_template = maybe_text_of("chat_template", chat_template) or ""
+        self._seed = integer_of("seed", seed)
+        self._draft = maybe_text_of("draft", draft)
         self._n_requests = 0
         self._lock = threading.Lock()
         self._native = _native.Model.open(settings, None if quiet else log_note)
@@ -138,6 +139,11 @@ class LLM:
         return ids[0] if ids else None
 
     @property
+    def chat_template(self) -> str | None:
+        """The source of the template that chat writes conversations by, where there is one."""
+        return self._native.chat_template
+
+    @property
     def kvs(self) -> list[str]:
         """Its caches so far, as they were named."""
         return [text for text, _ in self._native.levels]
@@ -159,7 +165,7 @@ class LLM:
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """Token ids of a text. add_bos: None puts BOS in front where the model asks for one; False
         never does; True always does where there is one."""
-        ids = self._native.encode(text, add_bos is not False)
+        ids = self._native.encode(text_of("text", text), add_bos is not False)
         bos = self.bos_token_id
         if add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -178,7 +184,7 @@ class LLM:
         """How the model's own files say that it is sampled (temperature 0.8 where they say
         nothing), with the defaults of SamplingParams for the rest."""
         # The library's floats have 24 bits: 0.8 is meant by what is next to it.
-        given = {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in self._native.default_sampling.items()}
+        given: dict[str, Any] = {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in self._native.default_sampling.items()}
         return SamplingParams(**given)
 
     @overload
@@ -250,11 +256,11 @@ class LLM:
 
     def session(self, kv: str | None = None) -> Session:
         """A sequence that several requests go on with."""
-        return Session(_native.new_session(self._native), kv)
+        return Session(_native.new_session(self._native), maybe_text_of("kv", kv))
 
     def load_session(self, path: Path, kv: str | None = None) -> Session:
         """Such a sequence out of a file (Session.save), which is of the same model and cache."""
-        return Session(_native.load_session(self._native, os.fspath(path), kv), kv)
+        return Session(_native.load_session(self._native, text_of("path", os.fspath(path)), maybe_text_of("kv", kv)), kv)
 
     def chat(
         self,
@@ -278,17 +284,18 @@ class LLM:
             is not read again.
         chat_template_kwargs: further variables of the template, such as enable_thinking.
         """
+        _requests.check_session(session)
         conversations = _requests.conversations_of(messages)
         params = _requests.params_of(sampling_params or self.get_default_sampling_params(), len(conversations))
         _check_session(session, params)
         requests = []
         for i, (conversation, of_conversation) in enumerate(zip(conversations, params, strict=True)):
-            chat = self._native.render_chat(
-                _requests.json_of(conversation, "messages"),
-                None if tools is None else _requests.json_of(list(tools), "tools"),
-                None if chat_template_kwargs is None else _requests.json_of(chat_template_kwargs, "chat_template_kwargs"),
-                add_generation_prompt and not continue_final_message,
-                continue_final_message,
+            chat = self.render(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
             )
             request = self._request(chat.text, chat.token_ids, of_conversation)
             for ask in request.asks:
@@ -301,6 +308,25 @@ class LLM:
             requests.append(request)
         self._run(requests, kv, session, use_tqdm)
         return [self._reader.output_of(request) for request in requests]
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """What chat reads of one conversation, and where the answer to it ends."""
+        chat = self._native.render_chat(
+            _requests.json_of(messages, "messages"),
+            None if tools is None else _requests.json_of(list(tools), "tools"),
+            None if chat_template_kwargs is None else _requests.json_of(chat_template_kwargs, "chat_template_kwargs"),
+            add_generation_prompt and not continue_final_message,
+            continue_final_message,
+        )
+        return ChatPrompt(chat.text, chat.token_ids, chat.stop_token_ids, chat.stop)
 
     @staticmethod
     def _behind(session: Session, ids: list[int]) -> list[int]:
@@ -329,7 +355,8 @@ class LLM:
                 ask.pooling = kinds[pooling]
                 ask.draft = "none"
         self._run(requests, kv, None, use_tqdm=False)
-        return [request.answers[0].embedding for request in requests]
+        embeddings: list[Any] = [request.answers[0].embedding for request in requests]
+        return embeddings
 
     # What is measured.
 
@@ -349,13 +376,13 @@ class LLM:
         ids = [_requests.token_ids_of(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
         behind = [_requests.token_ids_of(one, f"continuations[{i}]") for i, one in enumerate(continuations)]
         with _progress_bar(len(ids), "Scored continuations", use_tqdm) as show:
-            scores = _native.score(self._native, ids, behind, kv, show)
+            scores = _native.score(self._native, ids, behind, maybe_text_of("kv", kv), show)
         return [Score(*score) for score in scores]
 
     def cost(self, kv: str) -> Cost:
         """What a cache takes and what is predicted of its loss, without a run; one that needs a
         calibration is calibrated."""
-        return Cost(*self._native.cost(kv))
+        return Cost(*self._native.cost(text_of("kv", kv)))
 
     def compare(
         self,
@@ -468,6 +495,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         session: Session | None,
     ) -> list[Request]:
+        _requests.check_session(session)
         given = _requests.prompts_of(prompts)
         params = _requests.params_of(sampling_params or self.get_default_sampling_params(), len(given))
         _check_session(session, params)
@@ -496,9 +524,10 @@ class LLM:
             prompt = prompt.get("prompt", prompt)
         if not isinstance(prompt, str):
             return None, _requests.token_ids_of(prompt, f"prompts[{index}]")
-        return prompt, self._native.encode_further(prompt) if goes_on else self.encode(prompt)
+        return prompt, self._native.encode_further(text_of("prompt", prompt)) if goes_on else self.encode(prompt)
 
     def _submit(self, requests: list[Request], kv: str | None, session: Session | None) -> None:
+        kv = maybe_text_of("kv", kv)
         asks = [ask for request in requests for ask in request.asks]
         if session is not None:
             kv = kv or session.kv

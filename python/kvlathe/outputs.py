@@ -120,3 +120,15 @@ class Cost:
     """Its bytes at the full context over those of 16-bit rows."""
     predicted_kl: float | None
     """Nats per token from the uncompressed model, on text like that of the calibration."""
+
+
+@dataclass
+class ChatPrompt:
+    """A conversation as the model reads it."""
+
+    text: str
+    token_ids: list[int]
+    stop_token_ids: list[int]
+    """At which an answer ends, beside the tokens that end any text."""
+    stop: list[str]
+    """Texts at which an answer ends."""

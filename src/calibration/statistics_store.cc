@@ -21,35 +21,9 @@ namespace {
 StatusOr<CalibrationStatistics> ReadMatching(const std::string& path,
                                              const StatisticsRequest& request) {
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, ReadStatisticsOrMaps(path));
-  KVL_RETURN_IF_ERROR(CheckStatisticsMatch(statistics, path, request.shape, request.model_hash,
-                                           request.rope, request.merging));
-  if (statistics.maps_of.has_value() && statistics.maps_of != request.maps_of) {
-    return Error(StatusCode::kInvalidArgument,
-                 "{}: maps for lathe(keys={}) alone, with bits and without accuracy; leave --basis "
-                 "out, or write statistics with kvlathe calibrate",
-                 path, NameOf(*statistics.maps_of));
-  }
-  if (request.contents.across_heads && statistics.k_pre_across_heads.empty()) {
-    return Error(StatusCode::kInvalidArgument,
-                 "{}: no Gram matrices across KV heads, which palu needs where they share latents; "
-                 "write a new one with kvlathe calibrate --across-heads, or take whiten=off",
-                 path);
-  }
-  if (request.contents.key_values && statistics.key_values.covariance.empty()) {
-    return Error(StatusCode::kInvalidArgument,
-                 "{}: no moments of keys with their values, which lathe(maps=joint) needs; write a "
-                 "new one with kvlathe calibrate --key-values, or leave maps out",
-                 path);
-  }
-  if (request.contents.outputs && statistics.outputs.covariance.empty()) {
-    return Error(StatusCode::kInvalidArgument,
-                 "{}: no moments of what attention makes of values, which spectral needs; write a "
-                 "new one with kvlathe calibrate --outputs, or leave --basis out",
-                 path);
-  }
+  KVL_RETURN_IF_ERROR(CheckServes(statistics, path, request));
   return statistics;
 }
-
 Status CheckSpace(const std::string& path, int64_t n_bytes) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code error;
@@ -142,6 +116,37 @@ void AddWarning(const std::string& line, std::string* warning) {
 }
 
 }  // namespace
+
+Status CheckServes(const CalibrationStatistics& statistics, const std::string& path,
+                   const StatisticsRequest& request) {
+  KVL_RETURN_IF_ERROR(CheckStatisticsMatch(statistics, path, request.shape, request.model_hash,
+                                           request.rope, request.merging));
+  if (statistics.maps_of.has_value() && statistics.maps_of != request.maps_of) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: maps for lathe(keys={}) alone, with bits and without accuracy; leave --basis "
+                 "out, or write statistics with kvlathe calibrate",
+                 path, NameOf(*statistics.maps_of));
+  }
+  if (request.contents.across_heads && statistics.k_pre_across_heads.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: no Gram matrices across KV heads, which palu needs where they share latents; "
+                 "write a new one with kvlathe calibrate --across-heads, or take whiten=off",
+                 path);
+  }
+  if (request.contents.key_values && statistics.key_values.covariance.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: no moments of keys with their values, which lathe(maps=joint) needs; write a "
+                 "new one with kvlathe calibrate --key-values, or leave maps out",
+                 path);
+  }
+  if (request.contents.outputs && statistics.outputs.covariance.empty()) {
+    return Error(StatusCode::kInvalidArgument,
+                 "{}: no moments of what attention makes of values, which spectral needs; write a "
+                 "new one with kvlathe calibrate --outputs, or leave --basis out",
+                 path);
+  }
+  return OkStatus();
+}
 
 bool HoldsAllOf(const StatisticsContents& held, const StatisticsContents& asked) {
   return (held.gradients || !asked.gradients) && (held.across_heads || !asked.across_heads) &&

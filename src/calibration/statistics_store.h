@@ -91,6 +91,11 @@ struct CalibrationCall {
 // Makes statistics of the request's contents.
 using CalibrateFunction = std::function<StatusOr<CalibrationStatistics>(const CalibrationCall&)>;
 
+// kInvalidArgument, with the way out, where statistics that were read from `path` are of another
+// model than the request or lack what it asks for.
+Status CheckServes(const CalibrationStatistics& statistics, const std::string& path,
+                   const StatisticsRequest& request);
+
 // --basis first, then model_basis_path; a file in either place that does not fit
 // or lacks what is asked for is an error, and one that was made for fewer positions than the
 // context has a warning. Then kept files: of what is asked for, or of more. Then the maps that come

@@ -8,6 +8,7 @@ ActivationWidths ActivationWidths::Union(const ActivationWidths& other) const {
   return {.hidden = std::max(hidden, other.hidden),
           .qk = std::max(qk, other.qk),
           .v = std::max(v, other.v),
+          .values = std::max(values, other.values),
           .q_full = std::max(q_full, other.q_full),
           .k_full = std::max(k_full, other.k_full),
           .q_rows = std::max(q_rows, other.q_rows),
@@ -32,6 +33,7 @@ Status Activations::Reserve(const ActivationWidths& widths) {
   KVL_RETURN_IF_ERROR(reserve(&normed, widths.hidden * activation));
   KVL_RETURN_IF_ERROR(reserve(&qk, widths.qk * f32));
   KVL_RETURN_IF_ERROR(reserve(&v, widths.v * f32));
+  KVL_RETURN_IF_ERROR(reserve(&values, widths.values * row));
   KVL_RETURN_IF_ERROR(reserve(&q_full, widths.q_full * row));
   KVL_RETURN_IF_ERROR(reserve(&k_full, widths.k_full * row));
   KVL_RETURN_IF_ERROR(reserve(&q_rows, widths.q_rows * row));

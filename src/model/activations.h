@@ -19,6 +19,7 @@ struct ActivationWidths {
   int64_t hidden = 0;
   int64_t qk = 0;
   int64_t v = 0;
+  int64_t values = 0;
   int64_t q_full = 0, k_full = 0;
   int64_t q_rows = 0, k_rows = 0;
   int64_t attended = 0;
@@ -50,6 +51,11 @@ struct Activations {
   // [n_tokens, (n_heads + n_kv_heads) * head_dim] f32, before RoPE; or, where rows need no turn,
   // types.rows and of the folded width.
   MachineBuffer qk;
+  // Whether queries and keys in `qk` are turned to their positions already. Only layers that read
+  // no row from before RoPE take such.
+  bool are_turned = false;
+  MachineBuffer values;  // [n_tokens, n_kv_heads * head_dim] types.rows, before they are mapped,
+                         // where no weights do
   MachineBuffer v;       // [n_tokens, sum of rank_v]
   MachineBuffer q_full;  // per KV head [n_tokens * gqa_group, head_dim], after RoPE
   // Per KV head [n_tokens, head_dim]; of the heads that share latents side by side.

@@ -1,6 +1,41 @@
 #include "model/layer.h"
 
+#include <utility>
+
 namespace kvlathe {
+
+LayerRows RowsOf(const ModelConfig& config, std::span<const BlockShape> row_shapes) {
+  LayerRows rows;
+  rows.n_heads = config.n_heads;
+  rows.n_kv_heads = static_cast<int>(row_shapes.size());
+  rows.head_dim = config.head_dim;
+  for (const BlockShape& shape : row_shapes) {
+    rows.k_offsets.push_back(rows.k_offsets.back() + shape.rank_k);
+    rows.v_offsets.push_back(rows.v_offsets.back() + shape.rank_v);
+  }
+  return rows;
+}
+
+StatusOr<std::vector<MachineBuffer>> UploadGrams(const OnlineInputs& online, int layer_idx,
+                                                 int n_kv_heads, Device* memory) {
+  std::vector<MachineBuffer> uploaded;
+  if (online.output_grams.empty()) return uploaded;
+  for (int g = 0; g < n_kv_heads; ++g) {
+    const std::vector<double>& gram = online.output_grams[layer_idx * n_kv_heads + g];
+    KVL_ASSIGN_OR_RETURN(
+        MachineBuffer buffer,
+        MachineBuffer::CopyOf(memory, std::as_bytes(std::span(gram)), "Gram matrices of W_O"));
+    uploaded.push_back(std::move(buffer));
+  }
+  return uploaded;
+}
+
+void KeepAnglesFor(const CacheLayout& layout, bool has_codebooks, RotationTables* rotations) {
+  const bool has_codes_before_rope = has_codebooks && layout.seal->format.seals_keys_before_rope();
+  if (TurnWhenRead(layout.keys) || has_codes_before_rope) rotations->KeepBlocks(layout.n_sink);
+  if (HasFrames(layout.keys)) rotations->KeepFrames(layout.n_sink);
+  rotations->KeepMeanAngles(TurningPairs(layout.keys));
+}
 
 HeadRows LayerRows::ProductRows(Activations* a, int head_idx) const {
   // There are as many query heads as KV heads.

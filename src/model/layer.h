@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "analysis/bases/basis.h"
@@ -36,6 +37,9 @@ struct LayerRows {
   // turn, are normalised or mapped. If not, attention and the cache take the rows of the product.
   bool turn = true;
   bool is_cut = false;  // the product has rank_k columns a head, not head_dim
+  // Whether the maps of values are folded into no weights: rows of values are mapped as they come,
+  // and attention's outputs are mapped back.
+  bool maps_values = false;
 
   bool maps_keys() const { return FactsOf(keys).are_mapped; }
   // Before they meet keys; those of frames are mapped where they meet them.
@@ -51,8 +55,9 @@ struct LayerRows {
   // Numbers of a whole key of the cache: the keys of the joined heads side by side. A whole query
   // is as wide, and zero but for the place of its own KV head.
   int key_dim() const { return heads_per_map() * head_dim; }
-  // Whether W_O reads rows of head_dim, which attention's outputs are mapped to first.
-  bool maps_outputs() const { return KeysPerMap(keys) > 1 || joins_values(); }
+  // Whether W_O, or whoever takes attention's outputs, reads rows of head_dim, which they are
+  // mapped to first.
+  bool maps_outputs() const { return maps_values || KeysPerMap(keys) > 1 || joins_values(); }
   // Numbers of a key row of the head as it is made; caches hold the first rank_k of them.
   int64_t KeyWidth(int kv_head_idx) const {
     return k_offsets[kv_head_idx + 1] - k_offsets[kv_head_idx];
@@ -87,6 +92,10 @@ struct LayerRows {
   HeadRows ProductRows(Activations* a, int head_idx) const;
 };
 
+// The rows of a layer of the model whose heads of the cache make rows of these shapes,
+// [n_kv_heads]; they turn.
+LayerRows RowsOf(const ModelConfig& config, std::span<const BlockShape> row_shapes);
+
 // The steps of the layer read it; it lives as long as its program.
 struct Layer {
   int idx = 0;
@@ -95,8 +104,8 @@ struct Layer {
   int whole_idx = 0;
   int first_kv_head = 0;
   const ModelConfig* config = nullptr;
-  const LayerWeights* weights = nullptr;
-  const CacheLayout* layout = nullptr;  // of all caches that have no rate of their own
+  const LayerWeights* weights = nullptr;  // null: its rows come from outside (LayerParts)
+  const CacheLayout* layout = nullptr;    // of all caches that have no rate of their own
   LayerRows rows;
   // Whether other ranks hold the rest of its heads and columns, so that what it adds to the
   // residual stream is a sum over ranks.
@@ -111,5 +120,13 @@ struct Layer {
   const OnlineInputs* online = nullptr;     // if sequences find their bases by them
   std::vector<MachineBuffer> output_grams;  // then: [n_kv_heads] of OnlineInputs::output_grams
 };
+
+// Uploads the Gram matrices on which the heads of a layer stack their values; none where the method
+// needs none. kResourceExhausted.
+StatusOr<std::vector<MachineBuffer>> UploadGrams(const OnlineInputs& online, int layer_idx,
+                                                 int n_kv_heads, Device* memory);
+
+// Has the tables keep the angles that caches of this layout read.
+void KeepAnglesFor(const CacheLayout& layout, bool has_codebooks, RotationTables* rotations);
 
 }  // namespace kvlathe

@@ -74,10 +74,30 @@ bool HoldsAllValues(const ModelBasis& basis, int layer_idx) {
   return true;
 }
 
+bool IsIdentity(const std::vector<float>& m, int dim) {
+  for (int i = 0; i < dim * dim; ++i) {
+    if (m[i] != (i % (dim + 1) == 0 ? 1.0f : 0.0f)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
+bool MapsValues(const ModelBasis& basis, int layer_idx) {
+  if (KeysPerMap(basis.keys) > 1 || JoinsValues(basis.keys)) return true;
+  for (int g = 0; g < basis.n_kv_heads; ++g) {
+    const HeadBasis& head = basis.head(layer_idx, g);
+    if (!head.value_offset.empty() || head.rank_v != basis.head_dim ||
+        !IsIdentity(head.value_basis, basis.head_dim) ||
+        !IsIdentity(head.output_basis, basis.head_dim)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
-                                    const NumberTypes& types, Machine* machine) {
+                                    const NumberTypes& types, Machine* machine, bool has_weights) {
   Residents* const residents = &machine->residents();
   LayerBasis layer;
   const int d = basis.head_dim, n_sharing = HeadsPerLatent(basis.keys),
@@ -86,8 +106,14 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
   const bool is_rebuilt = CanBeRebuilt(basis.keys) && types.rows == DType::kBf16 &&
                           types.activations == DType::kBf16 &&
                           (n_joined == 1 || HoldsAllValues(basis, layer_idx));
+  const bool maps_values = !has_weights && MapsValues(basis, layer_idx);
   for (int g = 0; g < basis.n_kv_heads; ++g) {
     const HeadBasis& head = basis.head(layer_idx, g);
+    if (maps_values) {
+      KVL_ASSIGN_OR_RETURN(Weight value, PackTransposed(head.value_basis, n_sharing * d,
+                                                        head.rank_v, types.rows, residents));
+      layer.value.push_back(std::move(value));
+    }
     if (TurnWhenRead(basis.keys)) {
       LatentMap map(head.key_way_back, head.key_offset, d, of_model, types.rows,
                     SealedKeySplits(head));
@@ -108,13 +134,13 @@ StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
           layer.rebuilt_key.push_back(std::move(key));
         }
       }
-      if (n_sharing == 1 && n_joined == 1 && !JoinsValues(basis.keys)) continue;
+      if (n_sharing == 1 && n_joined == 1 && !JoinsValues(basis.keys) && !maps_values) continue;
       const std::vector<float> columns =
           Columns(head.output_basis, d, {int64_t{i} * of_model, int64_t{i + 1} * of_model});
       KVL_ASSIGN_OR_RETURN(Weight output, PackTransposed(columns, n_sharing * head.rank_v, of_model,
                                                          types.activations, residents));
       layer.output.push_back(std::move(output));
-      if (!is_rebuilt) continue;
+      if (!is_rebuilt || n_joined == 1) continue;
       KVL_ASSIGN_OR_RETURN(Weight inverse, PackInverse(columns, head.rank_v, of_model, residents));
       layer.rebuilt_output.push_back(std::move(inverse));
     }
@@ -143,6 +169,7 @@ int64_t LayerBasis::n_bytes() const {
   for (const FloatTable& m : turning_mean) n_bytes += m.n_bytes();
   for (const LatentsOfHead& head : latents) n_bytes += head.n_bytes;
   for (const Weight& m : output) n_bytes += m.n_bytes();
+  for (const Weight& m : value) n_bytes += m.n_bytes();
   for (const Weight& m : rebuilt_key) n_bytes += m.n_bytes();
   for (const Weight& m : rebuilt_output) n_bytes += m.n_bytes();
   return n_bytes;

@@ -31,8 +31,11 @@ struct LayerBasis {
   std::vector<FloatTable> key_offset;    // [row] per KV head, or empty
   std::vector<FloatTable> turning_mean;  // likewise (HeadBasis::turning_mean)
   std::vector<LatentsOfHead> latents;    // per KV head, where keys are stored before RoPE
-  // B^T [head_dim, heads_per_latent * rank_v] per KV head, where heads share latents or a map.
+  // B^T [head_dim, heads_per_latent * rank_v] per KV head, where heads share latents or a map, and
+  // where nothing else maps values.
   std::vector<Weight> output;
+  // A^T [rank_v, heads_per_latent * row] per KV head, where nothing else maps values.
+  std::vector<Weight> value;
   // What makes rows of the model of those of blocks (RebuildIds), per KV head of the model: D, of
   // keys, and the pseudo-inverses of `output`. Empty where it would save no time.
   std::vector<Weight> rebuilt_key, rebuilt_output;
@@ -45,8 +48,14 @@ struct LayerBasis {
   int64_t n_bytes() const;
 };
 
-// kResourceExhausted when the system has no memory.
+// Whether the values of a layer change on their way to the cache: some head maps them or takes an
+// offset off.
+bool MapsValues(const ModelBasis& basis, int layer_idx);
+
+// The maps of values and of outputs stay apart where rows come from outside, so that there are no
+// weights to fold them into. kResourceExhausted when the system has no memory.
 StatusOr<LayerBasis> PackLayerBasis(const ModelBasis& basis, int layer_idx,
-                                    const NumberTypes& types, Machine* machine);
+                                    const NumberTypes& types, Machine* machine,
+                                    bool has_weights = true);
 
 }  // namespace kvlathe

@@ -8,6 +8,7 @@
 #include "model/steps/append.h"
 #include "model/steps/attend.h"
 #include "model/steps/evict.h"
+#include "model/steps/map_values.h"
 #include "model/steps/merge.h"
 #include "model/steps/normalise.h"
 #include "model/steps/observe.h"
@@ -17,10 +18,12 @@
 
 namespace kvlathe {
 
-LayerProgram::LayerProgram(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {
-  AddProjections();
-  AddAttention();
-  AddOutputs();
+LayerProgram::LayerProgram(std::shared_ptr<Layer> layer, LayerParts parts)
+    : layer_(std::move(layer)) {
+  if (parts == LayerParts::kAll) AddProjections();
+  if (layer_->rows.maps_values) Add<MapValuesStep>();
+  AddAttention(/*attends=*/parts != LayerParts::kStorage);
+  if (parts == LayerParts::kAll) AddOutputs();
 }
 
 void LayerProgram::AddProjections() {
@@ -32,16 +35,18 @@ void LayerProgram::AddProjections() {
   if (c.decides_in_queries()) Add<TakeQueryChannelStep>();
 }
 
-void LayerProgram::AddAttention() {
+void LayerProgram::AddAttention(bool attends) {
   const CacheLayout& layout = *layer_->layout;
   if (layout.MergesEntries()) Add<MergeStep>();
   Add<ObserveStep>();
-  if (layer_->rows.turn) Add<RotateStep>();
+  if (layer_->rows.turn) Add<RotateStep>(attends);
   if (layout.GathersQueries()) Add<GatherQueriesStep>();
   Add<AppendStep>();
-  Add<AttendStep>();
-  Add<ObserveOutputsStep>();
-  if (layer_->rows.maps_outputs()) Add<ReadOutputsStep>();
+  if (attends) {
+    Add<AttendStep>();
+    Add<ObserveOutputsStep>();
+    if (layer_->rows.maps_outputs()) Add<ReadOutputsStep>();
+  }
   if (layout.DropsEntries()) Add<PruneStep>();
   if (layout.SweepsEntries()) Add<EvictStep>();
   if (layout.ReadsWholeKeys()) Add<CutKeysStep>();
@@ -75,28 +80,33 @@ StatusOr<std::vector<Status>> LayerProgram::SealEach(std::span<SequenceCache* co
   return seal_->SealEach(caches, sequences, state);
 }
 
-ActivationWidths WidthsOf(const Layer& layer) {
-  const ModelConfig& c = *layer.config;
+ActivationWidths RowWidthsOf(const Layer& layer) {
   const LayerRows& rows = layer.rows;
-  const int64_t d = rows.head_dim, group = rows.gqa_group();
-  ActivationWidths widths = {.hidden = c.hidden_dim,
-                             .qk = rows.QkStride(),
-                             .v = rows.v_offsets.back(),
-                             .attended = rows.OutputStride(),
-                             .mlp_in = c.mlp_rows(),
-                             .gated = c.ffn_dim,
-                             .added = c.norms.of_outputs || layer.is_parted ? c.hidden_dim : 0};
-  if (layer.layout->SweepsEntries() && !c.decides_in_queries()) {
-    widths.dms_normed = c.hidden_dim;
-    widths.dms_logits = c.n_kv_heads;
-  }
+  const int64_t d = rows.head_dim;
+  ActivationWidths widths = {
+      .qk = rows.QkStride(), .v = rows.v_offsets.back(), .attended = rows.OutputStride()};
+  if (rows.maps_values) widths.values = rows.n_model_kv_heads() * d;
   if (rows.turn) {
     widths.q_full = int64_t{rows.n_heads} * rows.key_dim();
     widths.k_full = int64_t{rows.n_kv_heads} * rows.key_dim();
   }
-  if (rows.maps_queries()) widths.q_rows = group * rows.k_offsets.back();
+  if (rows.maps_queries()) widths.q_rows = rows.gqa_group() * rows.k_offsets.back();
   if (rows.maps_keys()) widths.k_rows = rows.k_offsets.back();
   if (rows.maps_outputs()) widths.outputs = rows.n_heads * d;
+  return widths;
+}
+
+ActivationWidths WidthsOf(const Layer& layer) {
+  const ModelConfig& c = *layer.config;
+  ActivationWidths widths = RowWidthsOf(layer);
+  widths.hidden = c.hidden_dim;
+  widths.mlp_in = c.mlp_rows();
+  widths.gated = c.ffn_dim;
+  if (c.norms.of_outputs || layer.is_parted) widths.added = c.hidden_dim;
+  if (layer.layout->SweepsEntries() && !c.decides_in_queries()) {
+    widths.dms_normed = c.hidden_dim;
+    widths.dms_logits = c.n_kv_heads;
+  }
   return widths;
 }
 

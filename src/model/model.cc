@@ -29,14 +29,7 @@ StatusOr<std::unique_ptr<Model>> Model::Create(std::shared_ptr<ModelWeights> wei
   model->ranks_at_ = plan.ranks_at();
   model->has_basis_ = plan.basis() != nullptr;
   if (model->has_basis_) model->online_ = plan.basis()->online;
-  const CacheLayout& layout = model->layout_;
-  const bool has_codes_before_rope =
-      !model->codebooks_.empty() && layout.seal->format.seals_keys_before_rope();
-  if (TurnWhenRead(layout.keys) || has_codes_before_rope) {
-    model->rotations_.KeepBlocks(layout.n_sink);
-  }
-  if (HasFrames(layout.keys)) model->rotations_.KeepFrames(layout.n_sink);
-  model->rotations_.KeepMeanAngles(TurningPairs(layout.keys));
+  KeepAnglesFor(model->layout_, !model->codebooks_.empty(), &model->rotations_);
   KVL_RETURN_IF_ERROR(model->CompileLayers(model->online_.has_value() ? nullptr : plan.basis()));
   model->weights_->DoneReading();
   return model;
@@ -83,22 +76,6 @@ std::optional<double> Model::RateOf(const CacheLayout& layout) const {
 }
 
 namespace {
-
-// What the heads of a layer stack their values on, in the memory of the machine; none where the
-// method needs none.
-StatusOr<std::vector<MachineBuffer>> UploadGrams(const OnlineInputs& online, int layer_idx,
-                                                 int n_kv_heads, Device* memory) {
-  std::vector<MachineBuffer> uploaded;
-  if (online.output_grams.empty()) return uploaded;
-  for (int g = 0; g < n_kv_heads; ++g) {
-    const std::vector<double>& gram = online.output_grams[layer_idx * n_kv_heads + g];
-    KVL_ASSIGN_OR_RETURN(
-        MachineBuffer buffer,
-        MachineBuffer::CopyOf(memory, std::as_bytes(std::span(gram)), "Gram matrices of W_O"));
-    uploaded.push_back(std::move(buffer));
-  }
-  return uploaded;
-}
 
 // Whether keys of such a cache are stored less their mean bias: where they are sealed in codes,
 // turned, and no basis comes before. Adding one vector to all keys of a head changes no probability
@@ -156,14 +133,9 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   KVL_ASSIGN_OR_RETURN(layer->values,
                        weights_->FoldValues(layer_idx, basis, &machine().host_threads()));
   LayerRows& rows = layer->rows;
-  rows.n_heads = c.n_heads;
-  rows.n_kv_heads = layout_.n_kv_heads;
-  rows.head_dim = c.head_dim;
-  for (int g = 0; g < rows.n_kv_heads; ++g) {
-    const BlockShape& shape = row_shapes_[layer_idx * rows.n_kv_heads + g];
-    rows.k_offsets.push_back(rows.k_offsets.back() + shape.rank_k);
-    rows.v_offsets.push_back(rows.v_offsets.back() + shape.rank_v);
-  }
+  rows = RowsOf(
+      c,
+      std::span(row_shapes_).subspan(int64_t{layer_idx} * layout_.n_kv_heads, layout_.n_kv_heads));
   rows.turn = !RowsNeedNoTurn(basis);
   if (basis == nullptr) {
     KVL_ASSIGN_OR_RETURN(layer->basis.key_offset, MeanKeyBiases(layer_idx));

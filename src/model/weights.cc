@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "base/random.h"
+#include "model/layer_basis.h"
 #include "model/retrofits/dms_file.h"
 #include "model/stored/block_types.h"
 
@@ -25,26 +26,6 @@ bool HasValueOffset(const ModelBasis& basis, int layer_idx) {
 // be as many times wider as heads share a map or latents, and twice where keys and values do.
 bool KeepsOutputs(const ModelBasis& basis) {
   return KeysPerMap(basis.keys) > 1 || JoinsValues(basis.keys);
-}
-
-bool IsIdentity(const std::vector<float>& m, int dim) {
-  for (int i = 0; i < dim * dim; ++i) {
-    if (m[i] != (i % (dim + 1) == 0 ? 1.0f : 0.0f)) return false;
-  }
-  return true;
-}
-
-// Whether every head keeps its value rows as they are.
-bool LeavesValues(const ModelBasis& basis, int layer_idx) {
-  if (HasValueOffset(basis, layer_idx) || KeepsOutputs(basis)) return false;
-  for (int g = 0; g < basis.n_kv_heads; ++g) {
-    const HeadBasis& head = basis.head(layer_idx, g);
-    if (head.rank_v != basis.head_dim || !IsIdentity(head.value_basis, basis.head_dim) ||
-        !IsIdentity(head.output_basis, basis.head_dim)) {
-      return false;
-    }
-  }
-  return true;
 }
 
 uint64_t HashOfValueMaps(const ModelBasis& basis, int layer_idx) {
@@ -283,7 +264,7 @@ StatusOr<ValueProjection> ModelWeights::FoldedValues(int layer_idx, const ModelB
 StatusOr<std::shared_ptr<const ValueProjection>> ModelWeights::FoldValues(int layer_idx,
                                                                           const ModelBasis* basis,
                                                                           ThreadPool* pool) {
-  const bool is_whole = basis == nullptr || LeavesValues(*basis, layer_idx);
+  const bool is_whole = basis == nullptr || !MapsValues(*basis, layer_idx);
   projections_.resize(config_.n_layers);
   auto& held = projections_[layer_idx];
   std::erase_if(held, [](const auto& p) { return p.second.expired(); });

@@ -53,7 +53,7 @@ HeadTurn RotateStep::TurnOf(int kv_head_idx, Activations* a) const {
   if (TurningPairs(rows.keys) > 0) {
     head.turning_mean = basis.turning_mean[g].place() + part * f32_row;
   }
-  if (rows.maps_queries()) {
+  if (rows.maps_queries() && turns_queries_) {
     const int64_t width = rows.KeyWidth(g);
     head.query_map = basis.query[kv_head_idx].id();
     head.mapped_q = rows.Queries(a, g).first + part * group * width * element;
@@ -74,6 +74,8 @@ Status RotateStep::Run(ForwardState* state) {
   for (int g = 0; g < layer_.rows.n_model_kv_heads(); ++g) heads_.push_back(TurnOf(g, &a));
   RotatePlan plan = TurnsOf(layer_, a.tokens);
   plan.heads = heads_;
+  if (a.are_turned) plan.rope_dim = 0;
+  if (!turns_queries_) plan.gqa_group = 0;
   if (TurnWhenRead(layer_.layout->keys)) plan.first_unturned = layer_.layout->n_sink;
   plan.key_cos = layer_.rotations->key_cos(layer_.idx);
   plan.key_sin = layer_.rotations->key_sin(layer_.idx);

@@ -16,7 +16,9 @@ RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens);
 // W_K.
 class RotateStep : public LayerStep {
  public:
-  using LayerStep::LayerStep;
+  // Without `turns_queries` it makes rows of keys alone.
+  explicit RotateStep(const Layer* layer, bool turns_queries = true)
+      : LayerStep(layer), turns_queries_(turns_queries) {}
   std::string_view name() const override { return "rotate and map"; }
   Status Run(ForwardState* state) override;
 
@@ -24,6 +26,7 @@ class RotateStep : public LayerStep {
   // kv_head_idx: of the model.
   HeadTurn TurnOf(int kv_head_idx, Activations* a) const;
 
+  bool turns_queries_;
   std::vector<HeadTurn> heads_;
 };
 

@@ -1,0 +1,370 @@
+#include "codec/stored_entries.h"
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "format/entry_table.h"
+#include "model/steps/sealed_head.h"
+
+namespace kvlathe {
+namespace {
+
+using RowMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using ConstMap = Eigen::Map<const RowMatrix>;
+
+// What one head of the cache holds: rows as they are stored.
+struct HeadEntries {
+  int n_sinks = 0;
+  std::vector<int> positions;  // of sinks and blocks
+  RowMatrix sink_k, sink_v;    // whole keys; values of the sinks' own rank
+  RowMatrix k, v;              // of the entries in blocks
+  bool has_whole_keys = false;
+};
+
+// Objects that go back to the pool with this.
+class ScratchBlocks {
+ public:
+  explicit ScratchBlocks(BlockPool* pool) : pool_(*pool) {}
+  ~ScratchBlocks() {
+    for (const ObjectId& object : objects_) pool_.Release(object);
+  }
+  StatusOr<std::vector<ObjectId>> Take(int64_t n, int64_t n_bytes) {
+    std::vector<ObjectId> taken;
+    for (int64_t i = 0; i < n; ++i) {
+      const ObjectId object = pool_.Allocate(ObjectKind::kBlock, n_bytes);
+      if (object.is_null()) {
+        return Error(StatusCode::kResourceExhausted, "no memory to read {} blocks of {} bytes", n,
+                     n_bytes);
+      }
+      objects_.push_back(object);
+      taken.push_back(object);
+    }
+    return taken;
+  }
+
+ private:
+  BlockPool& pool_;
+  std::vector<ObjectId> objects_;
+};
+
+class EntryReader {
+ public:
+  explicit EntryReader(const EntryReading& reading)
+      : layer_(*reading.layer),
+        cache_(*reading.cache),
+        machine_(*reading.machine),
+        scratch_(reading.pool),
+        heads_(layer_.layout().n_kv_heads) {}
+
+  StatusOr<StoredEntries> Read();
+
+ private:
+  Status CheckIsRead() const;
+  // Makes plain blocks of all blocks of all heads.
+  Status OpenBlocks();
+  void Unpack(int kv_head_idx);
+  void UnpackSinks(int kv_head_idx, HeadEntries* head) const;
+  std::vector<int> PositionsOf(int kv_head_idx) const;
+  // Rows of the model's heads that this head of the cache holds.
+  void MapBack(int kv_head_idx, StoredEntries* entries) const;
+  RowMatrix KeysOf(int kv_head_idx) const;
+  RowMatrix ValuesOf(int kv_head_idx) const;
+  // Slices of all heads that share latents, side by side.
+  RowMatrix Joined(int kv_head_idx, RowMatrix HeadEntries::*side) const;
+  void TurnKey(int position, bool is_sink, const float* mean, float* row) const;
+
+  int first_open(const CacheHead& head) const;
+
+  const CodecLayer& layer_;
+  const SequenceCache& cache_;
+  Machine& machine_;
+  ScratchBlocks scratch_;
+  std::vector<HeadEntries> heads_;
+  std::vector<std::vector<ObjectId>> blocks_, plain_;  // of the heads
+  std::vector<int> n_gone_;                            // blocks that left the window
+};
+
+Status EntryReader::CheckIsRead() const {
+  const CacheLayout& layout = layer_.layout();
+  if (layout.MergesEntries()) {
+    return Error(StatusCode::kUnimplemented,
+                 "several positions are one entry here, so there are no rows of positions");
+  }
+  if (layer_.layer().online != nullptr) {
+    return Error(StatusCode::kUnimplemented,
+                 "rows are in bases that the sequence found itself, and are not read back");
+  }
+  const bool loses_positions =
+      layout.HasClasses() || (layout.DropsEntries() && cache_.head(0, 0).entries().empty() &&
+                              cache_.n_tokens() - layout.n_sink != cache_.head(0, 0).n_entries());
+  if (loses_positions && !cache_.head(0, 0).runs().empty()) {
+    return Error(StatusCode::kFailedPrecondition,
+                 "the cache keeps no positions of its entries, which are in another order");
+  }
+  return OkStatus();
+}
+
+int EntryReader::first_open(const CacheHead& head) const {
+  const std::span<const SealedRun> runs = head.runs();
+  return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
+}
+
+Status EntryReader::OpenBlocks() {
+  const CacheLayout& layout = layer_.layout();
+  const Layer& layer = layer_.layer();
+  KVL_ASSIGN_OR_RETURN(const KeyRotationId rotation,
+                       layer_.kind().rotations.BlocksOf(0, BlocksFor(layout, cache_.n_tokens())));
+  const bool turns_sealed = layout.seal.has_value() && layout.seal->format.seals_keys_before_rope();
+  std::vector<OpenedRun> opened;
+  plain_.resize(heads_.size());
+  for (int g = 0; g < std::ssize(heads_); ++g) {
+    const CacheHead head = cache_.head(0, g);
+    const auto n_blocks = (std::max(0, head.n_entries()) + kBlockSize - 1) / kBlockSize;
+    auto& blocks = blocks_.emplace_back(head.blocks().begin(), head.blocks().begin() + n_blocks);
+    const auto held = std::ranges::find_if_not(blocks, &ObjectId::is_null);
+    n_gone_.push_back(static_cast<int>(held - blocks.begin()));
+    if (held == blocks.end()) continue;
+    std::fill(blocks.begin(), held, *held);  // read for nothing
+    KVL_ASSIGN_OR_RETURN(plain_[g], scratch_.Take(n_blocks, BlockBytes(head.shape())));
+    SealedHead sealed;
+    if (layout.seal.has_value()) {
+      sealed =
+          SealedHeadOf(layer, layout, g, head.runs(), turns_sealed ? rotation : KeyRotationId());
+      if (layout.CodesOpenRows()) {
+        const int first = first_open(head);
+        sealed.open = {.first_block = first, .n_blocks = n_blocks - first};
+      }
+    }
+    opened.push_back({.device = &cache_.device(),
+                      .shape = head.shape(),
+                      .sealed = sealed,
+                      .blocks = blocks_[g],
+                      .plain = plain_[g]});
+  }
+  machine_.backend().Open(opened);
+  return machine_.backend().Finish().status();
+}
+
+std::vector<int> EntryReader::PositionsOf(int kv_head_idx) const {
+  const CacheHead head = cache_.head(0, kv_head_idx);
+  const int n_entries = std::max(0, head.n_entries());
+  std::vector<int> positions(n_entries);
+  const EntryTableId table = head.entries();
+  if (table.empty()) {
+    for (int e = 0; e < n_entries; ++e) positions[e] = layer_.layout().n_sink + e;
+    return positions;
+  }
+  const int64_t n_blocks = (n_entries + kBlockSize - 1) / kBlockSize;
+  std::vector<std::byte> bytes(n_blocks * EntryTable::BlockBytes(table.has_sums));
+  cache_.device().Download({table.object}, bytes);
+  const EntryTable entries(bytes.data(), table.has_sums);
+  for (int e = 0; e < n_entries; ++e) positions[e] = entries.position(e);
+  return positions;
+}
+
+void EntryReader::UnpackSinks(int kv_head_idx, HeadEntries* head) const {
+  const CacheLayout& layout = layer_.layout();
+  const CacheHead held = cache_.head(0, kv_head_idx);
+  if (held.sink_k().is_null()) return;
+  const int n = std::min(layout.n_sink, cache_.n_tokens());
+  const int k_width = layer_.layer().rows.key_dim(), v_width = held.shape().sink_value_width();
+  const DType type = held.shape().row_type;
+  head->n_sinks = n;
+  const auto read = [&](const ObjectPlace& place, int width, RowMatrix* rows) {
+    std::vector<std::byte> bytes(int64_t{n} * width * SizeOf(type));
+    cache_.device().Download(place, bytes);
+    rows->resize(n, width);
+    ConvertToFloat(type, bytes.data(), rows->size(), rows->data());
+  };
+  read(held.sink_k(), k_width, &head->sink_k);
+  read(held.sink_v(), v_width, &head->sink_v);
+}
+
+void EntryReader::Unpack(int kv_head_idx) {
+  HeadEntries& head = heads_[kv_head_idx];
+  UnpackSinks(kv_head_idx, &head);
+  const CacheHead held = cache_.head(0, kv_head_idx);
+  const BlockShape shape = held.shape();
+  head.has_whole_keys = cache_.has_whole_keys(0);
+  const int n_gone = n_gone_[kv_head_idx] * kBlockSize;
+  const int n_entries = std::max(0, held.n_entries()), n = std::max(0, n_entries - n_gone);
+  for (int p = 0; p < head.n_sinks; ++p) head.positions.push_back(p);
+  const std::vector<int> positions = PositionsOf(kv_head_idx);
+  head.positions.insert(head.positions.end(), positions.end() - n, positions.end());
+  head.k.resize(n, shape.rank_k);
+  head.v.resize(n, shape.has_one_side ? shape.rank_k : shape.rank_v);
+  std::vector<std::byte> bytes(BlockBytes(shape));
+  std::vector<float> numbers(int64_t{kBlockSize} * (shape.rank_k + shape.rank_v));
+  for (int row = 0; row < n; row += kBlockSize) {
+    cache_.device().Download({plain_[kv_head_idx][(n_gone + row) / kBlockSize]}, bytes);
+    ConvertToFloat(shape.row_type, bytes.data(), std::ssize(numbers), numbers.data());
+    const float* const values = numbers.data() + KeyOffset(0, shape.rank_k);
+    for (int t = 0; t < std::min(kBlockSize, n - row); ++t) {
+      float* const k = head.k.row(row + t).data();
+      for (int r = 0; r < shape.rank_k; ++r) k[r] = numbers[KeyOffset(t, r)];
+      float* const v = head.v.row(row + t).data();
+      for (int r = 0; r < head.v.cols(); ++r) {
+        v[r] = shape.has_one_side ? k[r] : values[ValueOffset(shape, t, r)];
+      }
+    }
+  }
+}
+
+RowMatrix EntryReader::Joined(int kv_head_idx, RowMatrix HeadEntries::*side) const {
+  const int n = layer_.layer().rows.heads_per_latent(), first = kv_head_idx / n * n;
+  if (n == 1) return heads_[kv_head_idx].*side;
+  int64_t width = 0;
+  for (int g = first; g < first + n; ++g) width += (heads_[g].*side).cols();
+  RowMatrix joined((heads_[first].*side).rows(), width);
+  int64_t at = 0;
+  for (int g = first; g < first + n; ++g) {
+    const RowMatrix& slice = heads_[g].*side;
+    joined.middleCols(at, slice.cols()) = slice;
+    at += slice.cols();
+  }
+  return joined;
+}
+
+// rows times the first rows of a map [n_all, n_columns]: numbers that are not stored are zero.
+RowMatrix Product(const RowMatrix& rows, const std::vector<float>& map, int64_t n_columns) {
+  return rows * ConstMap(map.data(), rows.cols(), n_columns);
+}
+
+RowMatrix EntryReader::KeysOf(int kv_head_idx) const {
+  const HeadEntries& head = heads_[kv_head_idx];
+  const HeadBasis* const basis = layer_.basis(kv_head_idx);
+  const Keys& keys = layer_.layer().rows.keys;
+  const int width = layer_.layer().rows.key_dim();
+  RowMatrix all(head.n_sinks + head.k.rows(), width);
+  if (head.n_sinks > 0) all.topRows(head.n_sinks) = head.sink_k;
+  auto entries = all.bottomRows(head.k.rows());
+  if (basis == nullptr || !FactsOf(keys).are_mapped || head.has_whole_keys) {
+    entries = head.k;
+  } else if (TurnWhenRead(keys)) {
+    entries = Product(Joined(kv_head_idx, &HeadEntries::k), basis->key_way_back, width);
+  } else {
+    entries = head.k * ConstMap(basis->query_basis.data(), width, basis->rank_k)
+                           .leftCols(head.k.cols())
+                           .transpose();
+  }
+  if (basis == nullptr || basis->key_offset.empty()) return all;
+  const bool lose_all = FactsOf(keys).are_mapped && !TurnWhenRead(keys) && !HasFrames(keys);
+  const auto offset = ConstMap(basis->key_offset.data(), 1, width).row(0);
+  if (lose_all) {
+    all.rowwise() += offset;
+  } else if (!head.has_whole_keys || TurnWhenRead(keys)) {
+    entries.rowwise() += offset;
+  }
+  return all;
+}
+
+RowMatrix EntryReader::ValuesOf(int kv_head_idx) const {
+  const HeadEntries& head = heads_[kv_head_idx];
+  const HeadBasis* const basis = layer_.basis(kv_head_idx);
+  const int width = layer_.layer().rows.key_dim();
+  RowMatrix all(head.n_sinks + head.v.rows(), width);
+  auto entries = all.bottomRows(head.v.rows());
+  if (basis == nullptr || !layer_.layer().rows.maps_values) {
+    if (head.n_sinks > 0) all.topRows(head.n_sinks) = head.sink_v;
+    entries = head.v;
+  } else {
+    if (head.n_sinks > 0) {
+      all.topRows(head.n_sinks) =
+          Product(Joined(kv_head_idx, &HeadEntries::sink_v), basis->output_basis, width);
+    }
+    entries = Product(Joined(kv_head_idx, &HeadEntries::v), basis->output_basis, width);
+  }
+  if (basis != nullptr && !basis->value_offset.empty()) {
+    all.rowwise() += ConstMap(basis->value_offset.data(), 1, width).row(0);
+  }
+  return all;
+}
+
+// Adds the angles of pair i, whose channels are i and i + half, times the sign.
+void TurnPair(const RopeTable& table, int position, int i, bool back, float* row) {
+  const int half = table.rope_dim() / 2;
+  const float cos = table.cos(position)[i], sin = table.sin(position)[i];
+  const float x = row[i], y = row[i + half];
+  const float scale = back ? table.way_back() : 1;
+  const float s = back ? -sin : sin;
+  row[i] = scale * (x * cos - y * s);
+  row[i + half] = scale * (x * s + y * cos);
+}
+
+// Brings a key of the model's, as it is stored, to what it is after RoPE at its position.
+void EntryReader::TurnKey(int position, bool is_sink, const float* mean, float* row) const {
+  const Keys& keys = layer_.layer().rows.keys;
+  const RopeTable& table = layer_.kind().ropes.of(0);
+  const int d = layer_.layer().rows.head_dim, half = table.rope_dim() / 2;
+  if (is_sink || (!TurnWhenRead(keys) && TurningPairs(keys) == 0 && !HasFrames(keys))) return;
+  const int place = (position - layer_.layout().n_sink) % kFramePositions;
+  for (int i = 0; i < half && !TurnWhenRead(keys); ++i) {
+    const bool is_absolute = !HasFrames(keys) || i < table.absolute_pairs();
+    TurnPair(table, is_absolute ? position : place, i, /*back=*/true, row);
+  }
+  for (int i = 0; i < d && mean != nullptr; ++i) row[i] += mean[i];
+  for (int i = 0; i < half; ++i) TurnPair(table, position, i, /*back=*/false, row);
+}
+
+void EntryReader::MapBack(int kv_head_idx, StoredEntries* entries) const {
+  const HeadEntries& head = heads_[kv_head_idx];
+  const LayerRows& rows = layer_.layer().rows;
+  const HeadBasis* const basis = layer_.basis(kv_head_idx);
+  const int n_joined = rows.heads_per_map(), d = rows.head_dim;
+  const RowMatrix k = KeysOf(kv_head_idx), v = ValuesOf(kv_head_idx);
+  const bool has_mean = basis != nullptr && TurningPairs(rows.keys) > 0;
+  for (int64_t e = 0; e < k.rows(); ++e) {
+    for (int part = 0; part < n_joined; ++part) {
+      const int64_t to = (e * entries->n_heads + kv_head_idx * n_joined + part) * d;
+      std::copy_n(k.row(e).data() + part * d, d, &entries->k[to]);
+      std::copy_n(v.row(e).data() + part * d, d, &entries->v[to]);
+      const float* const mean = has_mean ? &basis->turning_mean[part * d] : nullptr;
+      const bool is_sink = e < head.n_sinks;
+      if (rows.maps_keys() && layer_.kind().config.rope_dim() > 0) {
+        TurnKey(head.positions[e], is_sink, mean, &entries->k[to]);
+      }
+    }
+  }
+  for (int part = 0; part < n_joined; ++part) {
+    std::ranges::copy(head.positions, entries->positions.begin() +
+                                          (kv_head_idx * n_joined + part) * entries->n_entries);
+  }
+}
+
+StatusOr<StoredEntries> EntryReader::Read() {
+  KVL_RETURN_IF_ERROR(CheckIsRead());
+  KVL_RETURN_IF_ERROR(OpenBlocks());
+  if (layer_.layer().rows.maps_keys()) layer_.kind().ropes.Extend(cache_.n_tokens());
+  ThreadPool& threads = machine_.host_threads();
+  const auto for_heads = [&](const auto& fn) {
+    threads.Run([&](int worker_id) {
+      const Range mine = ShareOf(std::ssize(heads_), 1, worker_id, threads.n_workers());
+      for (int64_t g = mine.begin; g < mine.end; ++g) fn(static_cast<int>(g));
+    });
+  };
+  for_heads([&](int g) { Unpack(g); });
+  StoredEntries entries;
+  entries.n_entries = std::ssize(heads_.front().positions);
+  entries.n_heads = layer_.layer().rows.n_model_kv_heads();
+  for (const HeadEntries& head : heads_) {
+    if (std::ssize(head.positions) == entries.n_entries) continue;
+    return Error(StatusCode::kUnimplemented, "heads hold numbers of entries of their own");
+  }
+  const int64_t n = entries.n_entries * entries.n_heads;
+  entries.k.resize(n * layer_.layer().rows.head_dim);
+  entries.v.resize(entries.k.size());
+  entries.positions.resize(n);
+  for_heads([&](int g) { MapBack(g, &entries); });
+  return entries;
+}
+
+}  // namespace
+
+StatusOr<StoredEntries> ReadEntries(const EntryReading& reading) {
+  return EntryReader(reading).Read();
+}
+
+}  // namespace kvlathe

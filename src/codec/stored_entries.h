@@ -1,0 +1,36 @@
+// The rows that a sequence holds, in the form in which they came.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "codec/codec_layer.h"
+#include "kv/blocks/block_pool.h"
+#include "kv/blocks/sequence_cache.h"
+#include "machine/machine.h"
+
+namespace kvlathe {
+
+// Entries of one layer in the order in which they are held: the sinks, then the others.
+struct StoredEntries {
+  int64_t n_entries = 0;       // of each head
+  int n_heads = 0;             // KV heads of the model
+  std::vector<float> k, v;     // [n_entries, n_heads, head_dim], keys after RoPE
+  std::vector<int> positions;  // [n_heads, n_entries]
+};
+
+// What is read of a layer.
+struct EntryReading {
+  const CodecLayer* layer = nullptr;
+  const SequenceCache* cache = nullptr;
+  Machine* machine = nullptr;
+  BlockPool* pool = nullptr;  // for blocks that live during the call
+};
+
+// Reads sealed blocks as attention reads them, and undoes the maps of the basis. kUnimplemented
+// where several positions are one entry, kFailedPrecondition where positions of entries are not
+// kept, kResourceExhausted when the system has no memory.
+StatusOr<StoredEntries> ReadEntries(const EntryReading& reading);
+
+}  // namespace kvlathe

@@ -1,0 +1,1 @@
+"""Hostile calls of kvlathe.codec (hostile_test.py)."""
