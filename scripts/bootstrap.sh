@@ -13,8 +13,8 @@
 #                                        system has no nvcc; no package of it is installed (scripts/fetch_cuda.sh)
 #   scripts/bootstrap.sh --with-python   what the Python module is built and tested with too (scripts/python_env.sh); where no
 #                                        package index can be reached, the module is not built
-#   scripts/bootstrap.sh --with-deploy   HAProxy and the checkers of deploy/ too, one of them from PyPI;
-#                                        without them those tests are skipped
+#   scripts/bootstrap.sh --with-deploy   HAProxy, the checkers of deploy/ (one of them from PyPI), zsh and fish, and what builds
+#                                        containers too; without them those tests are skipped
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,7 +40,7 @@ for argument in "$@"; do
     --with-trainer) packages+=(libtorch-dev libgloo-dev libopenblas0-pthread) ;;
     --with-browser) packages+=(chromium chromium-driver python3-selenium) ;;
     --with-deploy)
-      packages+=(haproxy curl systemd dpkg-dev lintian python3-pip python3-venv)
+      packages+=(haproxy curl systemd dpkg-dev lintian man-db zsh fish buildah mmdebstrap python3-pip python3-venv)
       with_deploy=1
       ;;
     --with-cuda) with_cuda=1 ;;

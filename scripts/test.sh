@@ -80,5 +80,5 @@ fi
 [ "$ring" = all ] || options+=(-DKVLATHE_GRAMMAR=OFF)
 # OpenMPI is not instrumented. Without it there are tests of what such a build refuses.
 options+=(-DKVLATHE_MPI=OFF)
-run_preset asan -DKVLATHE_UNITY_LIBRARIES=ON
+run_preset asan -DKVLATHE_UNITY_LIBRARIES=ON -DKVLATHE_PYTHON=OFF
 python3 scripts/test_summary.py "$ring" "${runs[@]}"

@@ -245,6 +245,13 @@ class PackageTest(FolderCase):
         if os.geteuid() == 0:
             self.install(package)
 
+    def test_an_installation_in_another_place_has_manual_pages_and_completions(self):
+        done = run("cmake", "--install", BUILD, "--component", "Unspecified", "--prefix", self.folder / "usr")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for path in ("man/man1/kvlathe.1.gz", "bash-completion/completions/kvlathe", "zsh/site-functions/_kvlathe",
+                     "fish/vendor_completions.d/kvlathe.fish"):
+            self.assertTrue((self.folder / "usr/share" / path).is_file(), path)
+
     def assert_described(self, package):
         fields = run("dpkg-deb", "-f", package).stdout
         # Every library is one of Debian's, found by its name.
@@ -262,8 +269,12 @@ class PackageTest(FolderCase):
         for path in ("usr/share/kvlathe/calibration.txt", "usr/share/kvlathe/replicas.sh", "usr/share/kvlathe/ranks.sh",
                      "usr/share/kvlathe/haproxy/haproxy.cfg", "usr/lib/systemd/system/kvlathe@.service",
                      "usr/share/doc/kvlathe/docs/deploy.md", "usr/share/doc/kvlathe/examples/kubernetes/kvlathe.yaml",
-                     "usr/share/man/man1/kvlathe.1.gz", "usr/share/doc/kvlathe/copyright"):
+                     "usr/share/man/man1/kvlathe.1.gz", "usr/share/man/man1/kvlathe-bench-serve.1.gz",
+                     "usr/share/doc/kvlathe/copyright"):
             self.assertTrue((root / path).is_file(), path)
+        for shell, path in (("bash", "bash-completion/completions/kvlathe"), ("zsh", "zsh/vendor-completions/_kvlathe"),
+                            ("fish", "fish/vendor_completions.d/kvlathe.fish")):
+            self.assertEqual((root / "usr/share" / path).read_text(), run(KVLATHE, "completions", shell).stdout)
         self.assertEqual((root / "etc/kvlathe/kvlathe.env").stat().st_mode & 0o777, 0o600)
         # It finds the shared texts beside itself, whatever the source tree has: an empty one is no text.
         model = self.folder / "model"
@@ -290,6 +301,38 @@ class PackageTest(FolderCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertFalse((root / "usr/bin/kvlathe").exists())
         self.assertFalse((root / "etc/kvlathe").exists())
+
+
+class ContainerTest(FolderCase):
+    """The Containerfile, built and run with buildah on a Debian 12 that is made for it (scripts/container_check.sh)."""
+
+    FILE = DEPLOY / "container/Containerfile"
+
+    def test_what_it_copies_exists_and_its_image_is_that_of_kubernetes(self):
+        text = self.FILE.read_text().replace("\\\n", " ")
+        copied = [word for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
+        self.assertGreater(len(copied), 10)
+        for path in copied:
+            self.assertTrue((ROOT / path).exists(), path)
+        user = re.search(r"^USER (\d+):\1$", text, re.MULTILINE).group(1)
+        self.assertIn(f"runAsUser: {user}\n", (DEPLOY / "kubernetes/kvlathe.yaml").read_text())
+        served = re.search(r"^CMD (\[\"serve.*\])$", text, re.MULTILINE).group(1)
+        known = run(KVLATHE, "serve", "--help").stdout
+        for option in [word for word in json.loads(served) if word.startswith("--")]:
+            self.assertIn(option, known)
+
+    @needs("buildah")
+    @needs("mmdebstrap")
+    @needs("dpkg-shlibdeps")
+    def test_the_image_is_built_and_what_is_in_it_runs(self):
+        done = run("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        [package] = self.folder.glob("*.deb")
+        done = run(ROOT / "scripts/container_check.sh", "--package", package)
+        if done.returncode == 77:
+            self.skipTest(done.stderr.strip())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.endswith("PASSED\n"), done.stdout)
 
 
 if __name__ == "__main__":

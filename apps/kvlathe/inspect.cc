@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,16 +14,13 @@
 #include "evaluation/stored_error.h"
 #include "io/files.h"
 #include "io/model_place.h"
-#include "kv/byte_kinds.h"
-#include "kv/capacity.h"
-#include "kv/seal/seal_schedule.h"
 #include "kvlathe/heat_map.h"
 #include "kvlathe/inspect_errors.h"
 #include "kvlathe/inspect_merging.h"
 #include "kvlathe/inspect_shards.h"
 #include "kvlathe/open_workspace.h"
+#include "runtime/cache_inspection.h"
 #include "runtime/calibration_run.h"
-#include "runtime/spec_models.h"
 
 namespace kvlathe {
 namespace {
@@ -37,74 +33,6 @@ struct InspectOptions {
   MergingOptions merging;
   DivisionOptions division;
 };
-
-nlohmann::ordered_json ModelJson(const Workspace& workspace) {
-  const ModelConfig& c = workspace.config();
-  return {{"model_type", c.model_type},   {"n_layers", c.n_layers},
-          {"hidden_dim", c.hidden_dim},   {"n_heads", c.n_heads},
-          {"n_kv_heads", c.n_kv_heads},   {"head_dim", c.head_dim},
-          {"ffn_dim", c.ffn_dim},         {"vocab_size", c.vocab_size},
-          {"max_seq_len", c.max_seq_len}, {"rope", c.DescribePositions()}};
-}
-
-// Bytes of a sequence at the full context, by part: of a prompt that fills it.
-KvBytes BytesAtFullContext(const Workspace& workspace, const Model& model) {
-  const int64_t n = workspace.context_tokens();
-  return SequenceParts(model.layout(), {.n_tokens = n, .n_prompt = n});
-}
-
-// The same once all runs were sealed again because memory was short; none where that never happens.
-std::optional<KvBytes> BytesUnderPressure(const Workspace& workspace, const Model& model) {
-  if (!model.layout().HasPressedRuns()) return std::nullopt;
-  const int64_t n = workspace.context_tokens();
-  std::vector<int> places(RunsOf(model.layout(), n, n).size());
-  std::iota(places.begin(), places.end(), 0);
-  return SequenceParts(model.layout(), {.n_tokens = n, .n_prompt = n, .pressed_runs = places});
-}
-
-nlohmann::ordered_json BytesJson(const Workspace& workspace, const Model& model,
-                                 const KvBytes& bytes) {
-  const double reference =
-      static_cast<double>(ReferenceBytes(model.layout(), workspace.context_tokens()));
-  return {{"context", workspace.context_tokens()},
-          {"blocks", bytes.blocks},
-          {"sinks", bytes.sinks},
-          {"run_records", bytes.run_records},
-          {"layer_records", bytes.layer_records},
-          {"tables", bytes.tables},
-          {"entries", bytes.entries},
-          {"total", bytes.total()},
-          {"kv_fraction", static_cast<double>(bytes.total()) / reference}};
-}
-
-std::vector<ByteKinds> KindsAtFullContext(const Workspace& workspace, const Model& model) {
-  const int64_t n = workspace.context_tokens();
-  return ByteKindsByLayer(model.layout(), {.n_tokens = n, .n_prompt = n});
-}
-
-// What a GPU has left for caches behind weights and a step, and how many prompts of the full
-// context fit there.
-struct DeviceRoom {
-  int64_t kv_budget_bytes = 0;
-  int64_t n_sequences = 0;
-};
-
-std::optional<DeviceRoom> RoomOnDevice(const Workspace& workspace, const Model& model) {
-  if (workspace.options().device.is_cpu()) return std::nullopt;
-  const int64_t n = workspace.context_tokens();
-  const int64_t budget = workspace.kv_budget_bytes();
-  return DeviceRoom{budget, SequencesThatFit(model.layout(), {.n_tokens = n, .n_prompt = n}, budget,
-                                             /*entry_shares=*/{})};
-}
-
-nlohmann::ordered_json KindsJson(const std::vector<ByteKinds>& layers) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const ByteKinds& kinds : layers) {
-    nlohmann::ordered_json& layer = list.emplace_back();
-    for (const auto& [name, member] : kByteKinds) layer[name] = kinds.*member;
-  }
-  return list;
-}
 
 void PrintKinds(const std::vector<ByteKinds>& layers) {
   ByteKinds sum;
@@ -289,11 +217,6 @@ StatusOr<TextFindings> InspectTexts(Workspace* workspace, const SpecModel& spec_
   return findings;
 }
 
-nlohmann::ordered_json LossesJson(const PredictedLosses& losses) {
-  const PredictedLosses parts = losses.InKl();
-  return {{"keys", parts.keys}, {"values", parts.values}, {"open_rows", parts.open_rows}};
-}
-
 void PrintLosses(const PredictedLosses& losses) {
   const PredictedLosses parts = losses.InKl();
   fmt::print("predicted KL {:.5f} nats per token, on text like that of the calibration:\n",
@@ -305,40 +228,16 @@ void PrintLosses(const PredictedLosses& losses) {
   fmt::print("rows that are not sealed yet {:.6f}\n\n", parts.open_rows);
 }
 
-// What the analysis of a text, of a cache and of its basis found.
-struct Inspection {
-  const BasisAnalysis* analysis = nullptr;  // null without a basis
-  std::optional<PredictedLosses> losses;    // where a KL is predicted
+// What is found beside the cache itself.
+struct FurtherFindings {
   std::optional<BasisSimilarity> similarity;
   TextFindings texts;
   std::optional<DividedCache> divided;  // where ranks or stages were asked for
 };
 
-nlohmann::ordered_json InspectionJson(const Workspace& workspace, const std::string& kv,
-                                      const SpecModel& spec_model, const KvBytes& bytes,
-                                      const Inspection& found) {
-  nlohmann::ordered_json json = {
-      {"model", ModelJson(workspace)},
-      {"kv", kv},
-      {"kv_resolved", spec_model.spec.ToString()},
-      {"kv_bytes", BytesJson(workspace, *spec_model.model, bytes)},
-      {"kv_bytes_by_layer", KindsJson(KindsAtFullContext(workspace, *spec_model.model))},
-      {"basis_bytes", spec_model.model->basis_bytes()},
-      {"device", workspace.device_name()}};
-  if (const auto room = RoomOnDevice(workspace, *spec_model.model)) {
-    json["device_room"] = {{"kv_budget_bytes", room->kv_budget_bytes},
-                           {"sequences", room->n_sequences}};
-  }
-  if (const auto pressed = BytesUnderPressure(workspace, *spec_model.model)) {
-    json["kv_bytes_under_pressure"] = BytesJson(workspace, *spec_model.model, *pressed);
-  }
-  if (found.losses.has_value()) {
-    json["predicted_kl"] = found.losses->kl();
-    json["predicted_kl_by_layer"] = LossesJson(*found.losses);
-  }
-  if (found.analysis != nullptr) {
-    json["basis"] = BasisReportJson(*found.analysis, *spec_model.ranks);
-  }
+nlohmann::ordered_json AllJson(const Workspace& workspace, const std::string& kv,
+                               const CacheInspection& inspection, const FurtherFindings& found) {
+  nlohmann::ordered_json json = InspectionJson(workspace, kv, inspection);
   if (found.divided.has_value()) json["divided"] = DividedCacheJson(*found.divided);
   if (found.similarity.has_value()) json["similarity"] = SimilarityJson(*found.similarity);
   const TextFindings& texts = found.texts;
@@ -358,14 +257,10 @@ Status Inspect(const InspectOptions& options) {
   if (options.division.divides()) {
     KVL_RETURN_IF_ERROR(CheckDivided(workspace.get(), kv, options.division));
   }
-  KVL_ASSIGN_OR_RETURN(SpecModel spec_model, workspace->MakeModel(kv));
+  KVL_ASSIGN_OR_RETURN(const CacheInspection inspection, InspectCache(workspace.get(), kv));
+  const SpecModel& spec_model = inspection.spec_model;
   const KvBytes bytes = BytesAtFullContext(*workspace, *spec_model.model);
-  Inspection found;
-  KVL_ASSIGN_OR_RETURN(found.losses,
-                       PredictedLossesOf(workspace.get(), spec_model.spec.ToString()));
-  if (spec_model.ranks.has_value()) {
-    KVL_ASSIGN_OR_RETURN(found.analysis, workspace->planner().analyses().Of(spec_model.spec));
-  }
+  FurtherFindings found;
   if (options.division.divides()) {
     KVL_ASSIGN_OR_RETURN(found.divided,
                          DivideCache(workspace.get(), spec_model.spec, options.division));
@@ -374,10 +269,10 @@ Status Inspect(const InspectOptions& options) {
     KVL_ASSIGN_OR_RETURN(found.similarity,
                          SimilarityTo(workspace.get(), spec_model, options.other_basis));
   }
-  KVL_ASSIGN_OR_RETURN(
-      found.texts, InspectTexts(workspace.get(), spec_model, options, found.analysis != nullptr));
+  KVL_ASSIGN_OR_RETURN(found.texts, InspectTexts(workspace.get(), spec_model, options,
+                                                 inspection.analysis != nullptr));
   if (options.model.json) {
-    fmt::print("{}\n", InspectionJson(*workspace, kv, spec_model, bytes, found).dump());
+    fmt::print("{}\n", AllJson(*workspace, kv, inspection, found).dump());
     return OkStatus();
   }
   const ModelConfig& c = workspace->config();
@@ -407,7 +302,7 @@ Status Inspect(const InspectOptions& options) {
   if (found.divided.has_value()) {
     DividedCache whole{.ranks = {{{}, bytes}}};
     whole.heads_per_map = HeadsPerMap(spec_model.model->layout().keys);
-    if (found.losses.has_value()) whole.predicted_kl = found.losses->kl();
+    if (inspection.losses.has_value()) whole.predicted_kl = inspection.losses->kl();
     PrintDividedCache(*found.divided, whole);
   }
   const TextFindings& texts = found.texts;
@@ -415,8 +310,9 @@ Status Inspect(const InspectOptions& options) {
     fmt::print("subspaces from random tokens and from {} overlap by {:.3f} at rank {}\n",
                texts.overlap_text, *texts.overlap, c.head_dim / 2);
   }
-  if (found.losses.has_value()) PrintLosses(*found.losses);
-  if (found.analysis != nullptr) PrintBasis(*workspace, *found.analysis, *spec_model.ranks);
+  if (inspection.losses.has_value()) PrintLosses(*inspection.losses);
+  if (inspection.analysis != nullptr)
+    PrintBasis(*workspace, *inspection.analysis, *spec_model.ranks);
   if (found.similarity.has_value()) PrintSimilarity(options.other_basis, *found.similarity);
   if (texts.errors.has_value()) PrintErrors(*texts.errors);
   if (texts.merging.has_value()) PrintMerging(*texts.merging);

@@ -16,11 +16,14 @@
 #include <vector>
 
 #include "analysis/bases/lathe_maps.h"
+#include "base/cpu_features.h"
+#include "codec/row_calibration.h"
 #include "codec/row_codec.h"
 #include "codec/row_shape.h"
 #include "python/arrays.h"
 #include "python/codec_state.h"
 #include "python/errors.h"
+#include "python/given_weights.h"
 #include "python/guards.h"
 #include "runtime/machines/machine_choice.h"
 
@@ -40,9 +43,18 @@ struct StatisticsHandle {
   NamedStatistics named;
 };
 
+// As many as were asked for; 0: as the processors.
+int ThreadsOf(int n_threads) {
+  const auto n_processors = static_cast<int>(std::thread::hardware_concurrency());
+  if (n_threads < 0 || n_threads > std::max(1024, n_processors)) {
+    throw nb::value_error(fmt::format("n_threads is {}; it is at least 1", n_threads).c_str());
+  }
+  return n_threads > 0 ? n_threads : std::max(1, n_processors);
+}
+
 class SequenceHandle {
  public:
-  SequenceHandle(std::shared_ptr<CodecState> state, std::unique_ptr<CodecSequence> sequence)
+  SequenceHandle(std::shared_ptr<CodecState> state, std::shared_ptr<CodecSequence> sequence)
       : state_(std::move(state)), sequence_(std::move(sequence)) {}
   ~SequenceHandle() { Close(); }
 
@@ -51,8 +63,8 @@ class SequenceHandle {
   }
   bool is_closed() const { return sequence_ == nullptr; }
   // FailedPreconditionError where it is closed.
-  CodecSequence& sequence() const {
-    if (sequence_ != nullptr) return *sequence_;
+  const std::shared_ptr<CodecSequence>& sequence() const {
+    if (sequence_ != nullptr) return sequence_;
     throw StatusError(
         Error(StatusCode::kFailedPrecondition, "the sequence is closed; make a new one"));
   }
@@ -60,7 +72,23 @@ class SequenceHandle {
 
  private:
   std::shared_ptr<CodecState> state_;
-  std::unique_ptr<CodecSequence> sequence_;
+  std::shared_ptr<CodecSequence> sequence_;
+};
+
+// Keeps the sequence of a call that waits for its turn, or has it, while another thread closes it.
+class SequenceUse {
+ public:
+  explicit SequenceUse(const SequenceHandle& handle)
+      : state_(handle.state()), sequence_(handle.sequence()) {}
+  SequenceUse(SequenceUse&&) = default;
+  ~SequenceUse() {
+    if (sequence_ != nullptr) state_->GiveBack(std::move(sequence_));
+  }
+  CodecSequence& operator*() const { return *sequence_; }
+
+ private:
+  std::shared_ptr<CodecState> state_;
+  std::shared_ptr<CodecSequence> sequence_;
 };
 
 using SequenceList = std::vector<std::shared_ptr<SequenceHandle>>;
@@ -68,7 +96,8 @@ using SequenceList = std::vector<std::shared_ptr<SequenceHandle>>;
 class CodecHandle {
  public:
   CodecHandle(const ShapeHandle& shape, const std::string& kv, const StatisticsHandle* statistics,
-              const std::string& dtype, int n_threads, int max_positions);
+              const std::string& dtype, int n_threads, int max_positions,
+              const nb::object& weights);
 
   std::string spec() const { return state_->facts().spec().ToString(); }
   double Fraction() const { return state_->facts().Fraction(); }
@@ -96,20 +125,20 @@ class CodecHandle {
 
 CodecHandle::CodecHandle(const ShapeHandle& shape, const std::string& kv,
                          const StatisticsHandle* statistics, const std::string& dtype,
-                         int n_threads, int max_positions) {
-  CodecOptions options = {.spec = kv, .max_positions = max_positions};
+                         int n_threads, int max_positions, const nb::object& weights) {
+  CodecOptions options = {.spec = kv,
+                          .max_positions = max_positions,
+                          .statistics = {},
+                          .weights = ReadGivenWeights(weights, shape.config)};
   if (dtype != "float32" && dtype != "bfloat16") {
     throw nb::value_error(
         fmt::format("dtype is '{}'; it is 'float32' or 'bfloat16'", dtype).c_str());
   }
   if (dtype == "bfloat16") options.row_type = DType::kBf16;
   if (statistics != nullptr) options.statistics = statistics->named;
-  const auto n_most = static_cast<int>(std::thread::hardware_concurrency());
-  if (n_threads < 0 || n_threads > std::max(1024, n_most)) {
-    throw nb::value_error(fmt::format("n_threads is {}; it is at least 1", n_threads).c_str());
-  }
+  const int n_workers = ThreadsOf(n_threads);
   const nb::gil_scoped_release released;
-  state_ = std::make_shared<CodecState>(n_threads > 0 ? n_threads : std::max(1, n_most));
+  state_ = std::make_shared<CodecState>(n_workers);
   std::shared_ptr<Machine> machine = ValueOrThrow(MakeMachine(state_->threads()));
   state_->set_codec(ValueOrThrow(RowCodec::Create(shape.config, options, std::move(machine))));
 }
@@ -200,9 +229,10 @@ nb::object CodecHandle::Attend(const SequenceList& sequences, int layer, const n
         written.emplace(out, "out", std::initializer_list<int64_t>{n_rows, c.n_heads, c.head_dim})
             .data();
   }
+  std::vector<SequenceUse> uses;
   std::vector<CodecStep> steps;
   for (size_t i = 0; i < sequences.size(); ++i) {
-    steps.push_back({&sequences[i]->sequence(), lengths[i]});
+    steps.push_back({&*uses.emplace_back(*sequences[i]), lengths[i]});
   }
   std::vector<Status> failures;
   {
@@ -276,7 +306,8 @@ std::shared_ptr<SequenceHandle> CodecHandle::Load(const nb::object& bytes) {
 
 // Keys or values of a layer, in the order in which they are held.
 nb::object ReadRows(const SequenceHandle& handle, int layer, bool of_keys) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   StoredEntries entries;
   {
     const Turn turn(handle.state()->turns());
@@ -292,7 +323,8 @@ nb::object ReadRows(const SequenceHandle& handle, int layer, bool of_keys) {
 }
 
 std::vector<int> ReadPositions(const SequenceHandle& handle, int layer, int head) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   StoredEntries entries;
   {
     const Turn turn(handle.state()->turns());
@@ -307,24 +339,32 @@ std::vector<int> ReadPositions(const SequenceHandle& handle, int layer, int head
 }
 
 nb::tuple DecodeSequence(const SequenceHandle& handle) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   const ModelConfig& c = handle.state()->facts().config();
   float *k = nullptr, *v = nullptr;
-  const auto make = [&](float** rows) {
-    return NewFloats({static_cast<size_t>(c.n_layers), static_cast<size_t>(sequence.n_tokens()),
-                      static_cast<size_t>(c.n_kv_heads), static_cast<size_t>(c.head_dim)},
-                     rows);
-  };
-  const nb::object keys = make(&k), values = make(&v);
-  {
-    const Turn turn(handle.state()->turns());
-    ThrowIfError(handle.state()->codec().Decode(sequence, k, v));
+  // Until no thread has appended rows between the arrays and the turn.
+  while (true) {
+    const int64_t n_tokens = sequence.n_tokens();
+    const auto make = [&](float** rows) {
+      return NewFloats({static_cast<size_t>(c.n_layers), static_cast<size_t>(n_tokens),
+                        static_cast<size_t>(c.n_kv_heads), static_cast<size_t>(c.head_dim)},
+                       rows);
+    };
+    const nb::object keys = make(&k), values = make(&v);
+    bool is_decoded = false;
+    {
+      const Turn turn(handle.state()->turns());
+      is_decoded = sequence.n_tokens() == n_tokens;
+      if (is_decoded) ThrowIfError(handle.state()->codec().Decode(sequence, k, v));
+    }
+    if (is_decoded) return nb::make_tuple(keys, values);
   }
-  return nb::make_tuple(keys, values);
 }
 
 nb::bytes SaveSequence(const SequenceHandle& handle) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   std::string bytes;
   {
     const Turn turn(handle.state()->turns());
@@ -334,7 +374,8 @@ nb::bytes SaveSequence(const SequenceHandle& handle) {
 }
 
 std::shared_ptr<SequenceHandle> CopySequence(const SequenceHandle& handle) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   const Turn turn(handle.state()->turns());
   return std::make_shared<SequenceHandle>(handle.state(),
                                           ValueOrThrow(handle.state()->codec().Copy(sequence)));
@@ -342,7 +383,8 @@ std::shared_ptr<SequenceHandle> CopySequence(const SequenceHandle& handle) {
 
 void ResetSequence(const SequenceHandle& handle, int64_t n_prompt) {
   if (n_prompt < 0) throw nb::value_error("n_prompt is at least 1");
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   const Turn turn(handle.state()->turns());
   static_cast<void>(handle.state()->codec());
   sequence.Clear(n_prompt);
@@ -350,7 +392,8 @@ void ResetSequence(const SequenceHandle& handle, int64_t n_prompt) {
 
 // Bytes by the parts that the allocator knows.
 std::vector<std::pair<std::string, int64_t>> BytesByKind(const SequenceHandle& handle) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   const Turn turn(handle.state()->turns());
   const KvBytes bytes = sequence.bytes();
   return {{"blocks", bytes.blocks},           {"sinks", bytes.sinks},
@@ -359,7 +402,8 @@ std::vector<std::pair<std::string, int64_t>> BytesByKind(const SequenceHandle& h
 }
 
 double FractionOf(const SequenceHandle& handle) {
-  CodecSequence& sequence = handle.sequence();
+  const SequenceUse use(handle);
+  CodecSequence& sequence = *use;
   const Turn turn(handle.state()->turns());
   const int64_t n = sequence.n_tokens();
   if (n == 0) return 0;
@@ -374,6 +418,82 @@ StatisticsHandle ReadNamed(const std::string& path) {
   return {{std::make_shared<const CalibrationStatistics>(ValueOrThrow(ReadStatisticsOrMaps(path))),
            path}};
 }
+
+// Gathers statistics of captured rows.
+class CalibratorHandle {
+ public:
+  CalibratorHandle(const ShapeHandle& shape, int n_threads)
+      : config_(shape.config),
+        pool_(std::make_unique<ThreadPool>(ThreadsOf(n_threads))),
+        calibration_(
+            std::make_unique<RowCalibration>(config_, pool_.get(), ValueOrThrow(SelectIsa()))) {}
+  ~CalibratorHandle() {
+    if (!turns_.is_child()) return;
+    static_cast<void>(calibration_.release());
+    static_cast<void>(pool_.release());
+  }
+
+  void Add(int layer, const nb::object& q, const nb::object& k, const nb::object& v, bool rotated,
+           int first_position, bool held_back) {
+    const Floats queries(q, "q", {kAnyLength, config_.n_heads, config_.head_dim});
+    const int64_t n = queries.length(0);
+    const Floats keys(k, "k", {n, config_.n_kv_heads, config_.head_dim});
+    const Floats values(v, "v", {n, config_.n_kv_heads, config_.head_dim});
+    const Turn turn(&turns_);
+    ThrowIfError(Open().Add({.layer_idx = layer,
+                             .n_tokens = n,
+                             .first_position = first_position,
+                             .q = queries.data(),
+                             .k = keys.data(),
+                             .v = values.data(),
+                             .are_turned = rotated,
+                             .is_held_back = held_back}));
+  }
+  // Each of (k, v).
+  using KeysAndValues = std::pair<nb::object, nb::object>;
+  void AddGradients(int layer, const KeysAndValues& rows, const KeysAndValues& gradients,
+                    const KeysAndValues& through_all, bool rotated) {
+    const Floats k(rows.first, "k", {kAnyLength, config_.n_kv_heads, config_.head_dim});
+    const int64_t n = k.length(0);
+    const auto like_keys = [&](const nb::object& array, const char* name) {
+      return std::make_unique<Floats>(
+          array, name, std::initializer_list<int64_t>{n, config_.n_kv_heads, config_.head_dim});
+    };
+    const auto v = like_keys(rows.second, "v"), to_k = like_keys(gradients.first, "to_k"),
+               to_v = like_keys(gradients.second, "to_v"),
+               all_k = like_keys(through_all.first, "to_k_through_all"),
+               all_v = like_keys(through_all.second, "to_v_through_all");
+    const Turn turn(&turns_);
+    ThrowIfError(Open().AddGradients({.layer_idx = layer,
+                                      .n_tokens = n,
+                                      .k = k.data(),
+                                      .v = v->data(),
+                                      .to_k = to_k->data(),
+                                      .to_v = to_v->data(),
+                                      .to_k_through_all = all_k->data(),
+                                      .to_v_through_all = all_v->data(),
+                                      .are_turned = rotated}));
+  }
+  StatisticsHandle Finish() {
+    const Turn turn(&turns_);
+    CalibrationStatistics statistics = ValueOrThrow(Open().Finish());
+    calibration_.reset();
+    return {{std::make_shared<const CalibrationStatistics>(std::move(statistics)),
+             "the calibrator's statistics"}};
+  }
+
+ private:
+  RowCalibration& Open() {
+    if (calibration_ != nullptr) return *calibration_;
+    throw StatusError(
+        Error(StatusCode::kFailedPrecondition, "the calibrator is finished; make a new one"));
+  }
+
+  Turns turns_;
+  ModelConfig config_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<RowCalibration> calibration_;
+};
 
 void BindShape(nb::module_& module) {
   nb::class_<ShapeHandle>(module, "CodecShape")
@@ -422,13 +542,22 @@ void BindShape(nb::module_& module) {
 
 void BindCodec(nb::module_& module) {
   BindShape(module);
+  nb::class_<CalibratorHandle>(module, "CodecCalibrator")
+      .def(nb::init<const ShapeHandle&, int>(), "shape"_a, "n_threads"_a)
+      .def("add", &CalibratorHandle::Add, "layer"_a, "q"_a, "k"_a, "v"_a, "rotated"_a,
+           "first_position"_a, "held_back"_a)
+      .def("add_gradients", &CalibratorHandle::AddGradients, "layer"_a, "rows"_a, "gradients"_a,
+           "through_all"_a, "rotated"_a)
+      .def("finish", &CalibratorHandle::Finish);
   nb::class_<SequenceHandle>(module, "CodecSequence")
-      .def_prop_ro("n_tokens", [](const SequenceHandle& s) { return s.sequence().n_tokens(); })
-      .def_prop_ro("n_prompt", [](const SequenceHandle& s) { return s.sequence().n_prompt(); })
-      .def_prop_ro("next_layer", [](const SequenceHandle& s) { return s.sequence().next_layer(); })
+      .def_prop_ro("n_tokens", [](const SequenceHandle& s) { return s.sequence()->n_tokens(); })
+      .def_prop_ro("n_prompt", [](const SequenceHandle& s) { return s.sequence()->n_prompt(); })
+      .def_prop_ro("next_layer", [](const SequenceHandle& s) { return s.sequence()->next_layer(); })
       .def_prop_ro("failure",
                    [](const SequenceHandle& s) -> std::optional<std::string> {
-                     const Status& failure = s.sequence().failure();
+                     const SequenceUse use(s);
+                     const Turn turn(s.state()->turns());
+                     const Status& failure = (*use).failure();
                      if (failure.ok()) return std::nullopt;
                      return MessageOf(failure);
                    })
@@ -444,8 +573,9 @@ void BindCodec(nb::module_& module) {
       .def("close", &SequenceHandle::Close);
   nb::class_<CodecHandle>(module, "Codec")
       .def(nb::init<const ShapeHandle&, const std::string&, const StatisticsHandle*,
-                    const std::string&, int, int>(),
-           "shape"_a, "kv"_a, "statistics"_a.none(), "dtype"_a, "n_threads"_a, "max_positions"_a)
+                    const std::string&, int, int, const nb::object&>(),
+           "shape"_a, "kv"_a, "statistics"_a.none(), "dtype"_a, "n_threads"_a, "max_positions"_a,
+           "weights"_a.none())
       .def_prop_ro("spec", &CodecHandle::spec)
       .def("fraction", &CodecHandle::Fraction)
       .def("bytes_at", &CodecHandle::BytesAt, "n_tokens"_a, "n_prompt"_a)

@@ -25,6 +25,8 @@ class Turns {
                             "are not in the child; make it anew there, or start processes by "
                             "'spawn'"));
   }
+  // Whether this is such a child.
+  bool is_child() const { return getpid() != process_; }
   void Lock() {
     ++n_waiting_;
     mutex_.lock();

@@ -25,6 +25,16 @@ const char* NameOf(Note::Kind kind) {
   return "note";
 }
 
+// Of what a listener raised: work goes on, unless it was Ctrl-C, which is for whoever waits for the
+// work.
+void Drop(nb::python_error* error, const char* where) {
+  if (error->matches(PyExc_KeyboardInterrupt)) {
+    PyErr_SetInterrupt();
+  } else {
+    error->discard_as_unraisable(where);
+  }
+}
+
 StatusError Closed() {
   return StatusError(
       Error(StatusCode::kFailedPrecondition, "the model is closed; open it anew with kvlathe.LLM"));
@@ -69,16 +79,22 @@ void Listeners::Tell(const Note& note) const {
   try {
     if (!on_note_.is_none()) on_note_(NameOf(note.kind), note.text);
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable("a note of kvlathe");
+    Drop(&error, "a note of kvlathe");
   }
 }
 
+void Listeners::set_on_progress(nb::object on_progress) {
+  on_progress_ = std::move(on_progress);
+  has_progress_ = !on_progress_.is_none();
+}
+
 void Listeners::Progress(const std::string& what, double fraction) const {
+  if (!has_progress_) return;
   const nb::gil_scoped_acquire acquired;
   try {
-    if (has_progress()) on_progress_(what, fraction);
+    if (has_progress_) on_progress_(what, fraction);
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable("progress of kvlathe");
+    Drop(&error, "progress of kvlathe");
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -45,11 +46,11 @@ class Listeners {
   void Tell(const Note& note) const;
   void Progress(const std::string& what, double fraction) const;
   // With the interpreter.
-  void set_on_progress(nanobind::object on_progress) { on_progress_ = std::move(on_progress); }
-  bool has_progress() const { return on_progress_.is_valid() && !on_progress_.is_none(); }
+  void set_on_progress(nanobind::object on_progress);
 
  private:
   nanobind::object on_note_, on_progress_;
+  std::atomic<bool> has_progress_ = false;  // what needs no interpreter to be known
 };
 
 struct HeldSession;

@@ -11,6 +11,7 @@ from kvlathe import _native
 from kvlathe.errors import InvalidArgumentError
 from kvlathe.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from kvlathe.sampling_params import SamplingParams
+from kvlathe.session import Session
 
 Prompt: TypeAlias = "str | Sequence[int] | Mapping[str, Any]"
 """A text, its token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}."""
@@ -42,10 +43,18 @@ def token_ids_of(ids: Any, name: str = "prompt") -> list[int]:
     return list(ids)
 
 
+def check_session(session: Any) -> None:
+    """None or a session, and nothing else."""
+    if session is not None and not isinstance(session, Session):
+        raise TypeError(f"session is {type(session).__name__}; give a Session (LLM.session) or None")
+
+
 def prompts_of(prompts: Any) -> list[Prompt]:
     """One prompt or several, as a list."""
     if hasattr(prompts, "tolist"):
         prompts = prompts.tolist()
+        if prompts == []:
+            raise InvalidArgumentError("prompts is an array of nothing; give at least one token")
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, (list, tuple)):
@@ -143,8 +152,8 @@ class Reader:
         )
 
     def _completion_of(self, index: int, answer: _native.Answer, params: SamplingParams) -> CompletionOutput:
-        reason = answer.stop_reason
-        asked = reason in params.stops or (params.stop_token_ids is not None and reason in params.stop_token_ids)
+        reason = answer.stop_reason  # of a conversation's ends, too, which nobody asked for
+        asked = reason in params.stops if isinstance(reason, str) else reason in (params.stop_token_ids or ())
         output = CompletionOutput(
             index=index,
             text=answer.text,

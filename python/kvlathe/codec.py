@@ -16,10 +16,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence as SequenceOf
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
 from kvlathe import _native
+from kvlathe._checks import array_of, flag_of, int32_of, integer_of, number_of, text_of
+from kvlathe.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 
 Path = Union[str, "os.PathLike[str]"]
 
-__all__ = ["Codec", "Sequence", "Shape", "Statistics"]
+__all__ = ["Calibrator", "Codec", "Sequence", "Shape", "Statistics", "WeightGrams"]
 
 
 class Shape:
@@ -53,7 +56,14 @@ class Shape:
         the newest positions it sees, 0 for all.
         """
         self._native = _native.CodecShape.of_numbers(
-            n_layers, n_heads, n_kv_heads, head_dim, max_positions, rope_theta, rotary_fraction, list(windows or [])
+            int32_of("n_layers", n_layers),
+            int32_of("n_heads", n_heads),
+            int32_of("n_kv_heads", n_kv_heads),
+            int32_of("head_dim", head_dim),
+            int32_of("max_positions", max_positions),
+            None if rope_theta is None else number_of("rope_theta", rope_theta),
+            number_of("rotary_fraction", rotary_fraction),
+            [int32_of("a window", window) for window in (windows or [])],
         )
 
     @classmethod
@@ -64,7 +74,7 @@ class Shape:
         """
         shape = cls.__new__(cls)
         if isinstance(config, (str, os.PathLike)):
-            shape._native = _native.CodecShape.of_path(os.fspath(config))
+            shape._native = _native.CodecShape.of_path(text_of("config", os.fspath(config)))
             return shape
         if not isinstance(config, Mapping):
             to_dict = getattr(config, "to_dict", None)
@@ -73,7 +83,11 @@ class Shape:
                     f"config is {type(config).__name__}; give a path, a dict, or a configuration of transformers"
                 )
             config = to_dict()
-        shape._native = _native.CodecShape.of_json(json.dumps(dict(config), default=str))
+        try:
+            text = json.dumps(dict(config), default=str)
+        except (RecursionError, TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"config cannot be written as JSON: {error}") from None
+        shape._native = _native.CodecShape.of_json(text)
         return shape
 
     @property
@@ -132,16 +146,105 @@ class Statistics:
     @classmethod
     def load(cls, path: Path) -> Statistics:
         """Reads a file that save() or `kvlathe calibrate` has written."""
-        return cls(_native.CodecStatistics.read(os.fspath(path)))
+        return cls(_native.CodecStatistics.read(text_of("path", os.fspath(path))))
 
     def save(self, path: Path) -> None:
         """Writes them as the engine reads them with --basis."""
-        self._native.write(os.fspath(path))
+        self._native.write(text_of("path", os.fspath(path)))
 
     @property
     def n_tokens(self) -> int:
         """Positions behind them."""
         return int(self._native.n_tokens)
+
+
+@dataclass(frozen=True)
+class WeightGrams:
+    """What methods with a basis ask of the weights of attention, where a caller has them.
+
+    For y = x W, with W_K, W_V and W_O [input, output] of one head: arrays of NumPy, dense, by layer and
+    KV head. Where keys are normalised, W_K is multiplied by the norm's weights, and there are no
+    key_biases.
+    """
+
+    key_grams: npt.NDArray[np.float64]
+    """W_K^T W_K, [n_layers, n_kv_heads, head_dim, head_dim]."""
+    value_grams: npt.NDArray[np.float64]
+    """W_V^T W_V, likewise."""
+    output_grams: npt.NDArray[np.float64]
+    """The sum of W_O W_O^T over the query heads that read a KV head, likewise."""
+    key_biases: npt.NDArray[np.float32] | None = None
+    """[n_layers, n_kv_heads, head_dim]."""
+    value_biases: npt.NDArray[np.float32] | None = None
+    """Likewise."""
+
+
+class Calibrator:
+    """Makes statistics of queries, keys and values that were captured from a running model.
+
+    They hold what fdc, zack and palu take their bases from, and kvquant its codebooks. What an error
+    costs the model cannot be seen from rows alone: lathe needs add_gradients, or a file of `kvlathe
+    calibrate`.
+    """
+
+    def __init__(self, shape: Shape, *, n_threads: int | None = None) -> None:
+        """n_threads: all processors where it is None."""
+        if not isinstance(shape, Shape):
+            raise TypeError(f"shape is {type(shape).__name__}; give a kvlathe.codec.Shape")
+        self._native = _native.CodecCalibrator(shape._native, _maybe_int32("n_threads", n_threads))
+
+    def add(
+        self,
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        rotated: bool = True,
+        first_position: int = 0,
+        held_back: bool = False,
+    ) -> None:
+        """Counts rows of a layer, q [n, n_heads, head_dim], k and v [n, n_kv_heads, head_dim].
+
+        The layers of a piece of text come one after the other. first_position is that of the first row:
+        0 begins a sequence, and another must be where the sequence ended. Sequences of 2048 positions
+        and some 8192 in all are usual. rotated: as Codec.attend takes it. held_back: the sequence that
+        begins has no part in maps and bits, and losses are predicted on it; usual is every fifth.
+        """
+        self._native.add(
+            int32_of("layer", layer),
+            array_of("q", q),
+            array_of("k", k),
+            array_of("v", v),
+            flag_of("rotated", rotated),
+            int32_of("first_position", first_position),
+            flag_of("held_back", held_back),
+        )
+
+    def add_gradients(
+        self,
+        layer: int,
+        rows: tuple[Any, Any],
+        gradients: tuple[Any, Any],
+        through_all: tuple[Any, Any],
+        *,
+        rotated: bool = True,
+    ) -> None:
+        """Shows what errors of a layer's keys and values cost, for lathe and kvquant.
+
+        Each is of keys and of values, [n, n_kv_heads, head_dim]: the rows of a sequence again, all of
+        which add() has had; the gradients, with respect to them, of the log-likelihood of tokens that
+        were drawn at every position from what the model predicts, through the queries that are 64
+        positions or more behind a row; and those through all queries. rotated: keys, and gradients to
+        them, are those after RoPE. Every layer comes once, in any order.
+        """
+        self._native.add_gradients(
+            int32_of("layer", layer), rows, gradients, through_all, flag_of("rotated", rotated)
+        )
+
+    def finish(self) -> Statistics:
+        """The statistics of all that was added; nothing can be added behind it."""
+        return Statistics(self._native.finish())
 
 
 class Sequence:
@@ -214,15 +317,15 @@ class Sequence:
         They are in the order of positions(layer, head). UnsupportedError where several positions are one
         entry.
         """
-        return self._native.read_rows(layer, True)  # type: ignore[no-any-return]
+        return self._native.read_rows(int32_of("layer", layer), True)  # type: ignore[no-any-return]
 
     def values(self, layer: int) -> Floats:
         """The values of the same entries."""
-        return self._native.read_rows(layer, False)  # type: ignore[no-any-return]
+        return self._native.read_rows(int32_of("layer", layer), False)  # type: ignore[no-any-return]
 
     def positions(self, layer: int, head: int) -> list[int]:
         """The positions of the entries that a KV head holds, in their order there."""
-        return list(self._native.positions(layer, head))
+        return list(self._native.positions(int32_of("layer", layer), int32_of("head", head)))
 
     def to_bytes(self) -> bytes:
         """All that it holds, for Codec.load of a codec of the same shape, kv, dtype and statistics."""
@@ -234,7 +337,7 @@ class Sequence:
 
     def reset(self, n_prompt: int | None = None) -> None:
         """Forgets all rows, and a failure. n_prompt: as Codec.sequence takes it."""
-        self._native.reset(n_prompt=n_prompt or 0)
+        self._native.reset(n_prompt=_maybe_int32("n_prompt", n_prompt))
 
     def close(self) -> None:
         """Gives the memory back. Everything but close() then raises FailedPreconditionError."""
@@ -261,21 +364,33 @@ class Codec:
         dtype: str = "float32",
         n_threads: int | None = None,
         max_positions: int | None = None,
+        weights: WeightGrams | None = None,
     ) -> None:
         """Decides what the cache is: kv is a spec as --kv takes it.
 
         basis: statistics, or their file, for methods that have a basis or codebooks. dtype: of rows on
         their way and of those that are not compressed yet, "float32" or "bfloat16". n_threads: all
         processors where it is None. max_positions: the context at which a ratio in kv is promised, the
-        shape's own where it is None.
+        shape's own where it is None. weights: what bases ask of the weights; without it the rows of the
+        statistics stand for W_K and W_V, and every direction of a value counts alike.
         """
         if not isinstance(shape, Shape):
             raise TypeError(f"shape is {type(shape).__name__}; give a kvlathe.codec.Shape")
         if isinstance(basis, (str, os.PathLike)):
             basis = Statistics.load(basis)
+        if basis is not None and not isinstance(basis, Statistics):
+            raise TypeError(f"basis is {type(basis).__name__}; give a file or kvlathe.codec.Statistics")
         statistics = None if basis is None else basis._native
         self.shape = shape
-        self._native = _native.Codec(shape._native, kv, statistics, dtype, n_threads or 0, max_positions or 0)
+        self._native = _native.Codec(
+            shape._native,
+            text_of("kv", kv),
+            statistics,
+            text_of("dtype", dtype),
+            _maybe_int32("n_threads", n_threads),
+            _maybe_int32("max_positions", max_positions),
+            weights,
+        )
 
     @property
     def spec(self) -> str:
@@ -292,7 +407,9 @@ class Codec:
 
         They are what Sequence.nbytes is, where the method does not decide by the rows what it keeps.
         """
-        return int(self._native.bytes_at(n_tokens, n_tokens if n_prompt is None else n_prompt))
+        n_tokens = integer_of("n_tokens", n_tokens, 0, 2**31)
+        of_prompt = n_tokens if n_prompt is None else integer_of("n_prompt", n_prompt, 0, 2**31)
+        return int(self._native.bytes_at(n_tokens, of_prompt))
 
     def sequence(self, n_prompt: int | None = None) -> Sequence:
         """A sequence without rows.
@@ -300,7 +417,7 @@ class Codec:
         n_prompt: where its prompt ends, which methods that look at the prompt go by, and those that
         compress it together. None: with its first step.
         """
-        return Sequence(self, self._native.sequence(n_prompt=n_prompt or 0))
+        return Sequence(self, self._native.sequence(n_prompt=_maybe_int32("n_prompt", n_prompt)))
 
     def attend(
         self,
@@ -326,9 +443,17 @@ class Codec:
         Returns [n, n_heads, head_dim]. DataLossError where rows that are to be compressed hold NaN or
         infinity: that sequence has failed, and the others have their outputs, in `out`, and go on.
         """
-        natives = [s._native for s in sequences]
-        lengths = None if n_new is None else [int(n) for n in n_new]
-        return self._native.attend(natives, layer, q, k, v, lengths, scale, rotated, out)  # type: ignore[no-any-return]
+        return self._native.attend(  # type: ignore[no-any-return]
+            [_native_of(sequence) for sequence in sequences],
+            int32_of("layer", layer),
+            array_of("q", q),
+            array_of("k", k),
+            array_of("v", v),
+            None if n_new is None else [int32_of("n_new", n) for n in n_new],
+            None if scale is None else number_of("scale", scale),
+            flag_of("rotated", rotated),
+            out,
+        )
 
     def encode(self, k: Any, v: Any, q: Any | None = None, *, rotated: bool = True) -> Sequence:
         """A sequence of these rows: k and v [n_layers, n, n_kv_heads, head_dim].
@@ -336,7 +461,7 @@ class Codec:
         q [n_layers, n, n_heads, head_dim] is needed by methods that look at queries alone; without it
         nothing attends, which is faster.
         """
-        return Sequence(self, self._native.encode(k, v, q, rotated))
+        return Sequence(self, self._native.encode(array_of("k", k), array_of("v", v), q, flag_of("rotated", rotated)))
 
     def decode(self, sequence: Sequence) -> tuple[Floats, Floats]:
         """The rows of a sequence: keys after RoPE and values, [n_layers, n_tokens, n_kv_heads, head_dim].
@@ -344,11 +469,24 @@ class Codec:
         FailedPreconditionError where positions were dropped or left a window, UnsupportedError where
         several are one entry.
         """
+        native = _native_of(sequence)
         if sequence.codec is not self:
             raise ValueError("the sequence is of another codec; each codec reads its own")
-        keys, values = sequence._native.decode()
+        keys, values = native.decode()
         return keys, values
 
     def load(self, data: bytes | bytearray | memoryview) -> Sequence:
         """The sequence that to_bytes() gave; DataLossError where it is of another codec, or damaged."""
-        return Sequence(self, self._native.load(data))
+        return Sequence(self, self._native.load(array_of("data", data)))
+
+
+def _maybe_int32(name: str, value: int | None) -> int:
+    """0 for None, which the compiled part takes for what is usual."""
+    return 0 if value is None else int32_of(name, value)
+
+
+def _native_of(sequence: Any) -> Any:
+    """What the compiled part has of a sequence."""
+    if not isinstance(sequence, Sequence):
+        raise TypeError(f"a sequence is {type(sequence).__name__}; give a kvlathe.codec.Sequence")
+    return sequence._native

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,9 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from kvlathe import _native, _requests
+from kvlathe._checks import flag_of, integer_of, maybe_text_of, text_of
 from kvlathe._notes import log_note
 from kvlathe._streams import AnswerStream, OutputStream
 from kvlathe._requests import Prompt, Request
+from kvlathe.comparison import Comparison, Profile
 from kvlathe.errors import InvalidArgumentError
 from kvlathe.outputs import ChatPrompt, Cost, RequestOutput, Score
 from kvlathe.sampling_params import SamplingParams
@@ -74,29 +78,29 @@ class LLM:
         draft: guessed tokens for all requests, such as "ngram".
         """
         settings = _native.ModelSettings()
-        settings.model = os.fspath(model)
-        settings.kv = [kv] if isinstance(kv, str) else list(kv)
+        settings.model = text_of("model", os.fspath(model))
+        settings.kv = [text_of("kv", one) for one in ([kv] if isinstance(kv, str) else list(kv))]
         if not settings.kv:
             raise InvalidArgumentError('kv is empty; name at least one cache, such as "none"')
         settings.max_model_len = _count("max_model_len", max_model_len)
         settings.n_threads = _count("n_threads", n_threads)
-        settings.device = device
+        settings.device = text_of("device", device)
         if dtype not in ("bfloat16", "float32"):
             raise InvalidArgumentError(f"dtype is {dtype!r}; give bfloat16 or float32")
         settings.computes_in_f32 = dtype == "float32"
-        settings.basis = "" if basis is None else os.fspath(basis)
+        settings.basis = "" if basis is None else text_of("basis", os.fspath(basis))
         settings.kv_budget_bytes = _count("kv_budget_bytes", kv_budget_bytes, most=2**62)
         settings.max_num_seqs = _count("max_num_seqs", max_num_seqs)
         settings.max_num_batched_tokens = _count("max_num_batched_tokens", max_num_batched_tokens)
         settings.prefix_bytes = _count("prefix_bytes", prefix_bytes or None, most=2**62)
-        settings.deterministic = deterministic
+        settings.deterministic = flag_of("deterministic", deterministic)
         if exact not in (True, False, "weights"):
             raise InvalidArgumentError(f'exact is {exact!r}; give True, False or "weights"')
         settings.exact_rows = bool(exact)
         settings.exact_attention = exact is True
-        settings.chat_template = chat_template or ""
-        self._seed = seed
-        self._draft = draft
+        settings.chat_template = maybe_text_of("chat_template", chat_template) or ""
+        self._seed = integer_of("seed", seed)
+        self._draft = maybe_text_of("draft", draft)
         self._n_requests = 0
         self._lock = threading.Lock()
         self._native = _native.Model.open(settings, None if quiet else log_note)
@@ -162,7 +166,7 @@ class LLM:
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """Token ids of a text. add_bos: None puts BOS in front where the model asks for one; False
         never does; True always does where there is one."""
-        ids = self._native.encode(text, add_bos is not False)
+        ids = self._native.encode(text_of("text", text), add_bos is not False)
         bos = self.bos_token_id
         if add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
@@ -181,8 +185,15 @@ class LLM:
         """How the model's own files say that it is sampled (temperature 0.8 where they say
         nothing), with the defaults of SamplingParams for the rest."""
         # The library's floats have 24 bits: 0.8 is meant by what is next to it.
-        given = {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in self._native.default_sampling.items()}
-        return SamplingParams(**given)
+        given = {name: float(f"{value:.7g}") for name, value in self._native.default_sampling.items()}
+        return SamplingParams(
+            temperature=given["temperature"],
+            top_k=int(given["top_k"]),
+            top_p=given["top_p"],
+            min_p=given["min_p"],
+            repetition_penalty=given["repetition_penalty"],
+            repeat_last_n=int(given["repeat_last_n"]),
+        )
 
     @overload
     def generate(
@@ -253,11 +264,11 @@ class LLM:
 
     def session(self, kv: str | None = None) -> Session:
         """A sequence that several requests go on with."""
-        return Session(_native.new_session(self._native), kv)
+        return Session(_native.new_session(self._native), maybe_text_of("kv", kv))
 
     def load_session(self, path: Path, kv: str | None = None) -> Session:
         """Such a sequence out of a file (Session.save), which is of the same model and cache."""
-        return Session(_native.load_session(self._native, os.fspath(path), kv), kv)
+        return Session(_native.load_session(self._native, text_of("path", os.fspath(path)), maybe_text_of("kv", kv)), kv)
 
     def chat(
         self,
@@ -281,10 +292,10 @@ class LLM:
             is not read again.
         chat_template_kwargs: further variables of the template, such as enable_thinking.
         """
+        _requests.check_session(session)
         conversations = _requests.conversations_of(messages)
         params = _requests.params_of(sampling_params or self.get_default_sampling_params(), len(conversations))
-        if session is not None and (len(conversations) != 1 or params[0].n != 1):
-            raise InvalidArgumentError("a session goes on with one conversation and one answer")
+        _check_session(session, params)
         requests = []
         for i, (conversation, of_conversation) in enumerate(zip(conversations, params, strict=True)):
             chat = self.render(
@@ -352,7 +363,8 @@ class LLM:
                 ask.pooling = kinds[pooling]
                 ask.draft = "none"
         self._run(requests, kv, None, use_tqdm=False)
-        return [request.answers[0].embedding for request in requests]
+        embeddings: list[Any] = [request.answers[0].embedding for request in requests]
+        return embeddings
 
     # What is measured.
 
@@ -372,13 +384,118 @@ class LLM:
         ids = [_requests.token_ids_of(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
         behind = [_requests.token_ids_of(one, f"continuations[{i}]") for i, one in enumerate(continuations)]
         with _progress_bar(len(ids), "Scored continuations", use_tqdm) as show:
-            scores = _native.score(self._native, ids, behind, kv, show)
+            scores = _native.score(self._native, ids, behind, maybe_text_of("kv", kv), show)
         return [Score(*score) for score in scores]
 
     def cost(self, kv: str) -> Cost:
         """What a cache takes and what is predicted of its loss, without a run; one that needs a
         calibration is calibrated."""
-        return Cost(*self._native.cost(kv))
+        return Cost(*self._native.cost(text_of("kv", kv)))
+
+    def compare(
+        self,
+        kvs: Sequence[str],
+        text: Path | None = None,
+        *,
+        n_windows: int | None = None,
+        window_tokens: int | None = None,
+        rates: Sequence[float] = (),
+        latency: bool = False,
+        use_tqdm: bool = False,
+    ) -> Comparison:
+        """Size and quality of caches on a text, as kvlathe compare measures them: rows are not
+        rounded, whatever the model was opened with.
+
+        text: a file, or the text itself; None: the model's sample.txt, or a mixed text of 10,000
+            tokens. A str is a text unless it is the path of a file.
+        n_windows: the first of the text; None: all.
+        window_tokens: of each window, the second half of which is scored; None: 2048, or the
+            context that the model was opened with.
+        rates: of a cache with resident=full, which has a row for each.
+        latency: also times to the first and between tokens.
+        """
+        options = _native.ComparisonOptions()
+        options.specs = _texts("kvs", kvs)
+        if text is not None:
+            options.text, options.text_path = _text_or_file(text)
+        options.n_windows = _count("n_windows", n_windows)
+        options.window_tokens = _count("window_tokens", window_tokens)
+        options.rates = list(rates)
+        options.measures_latency = latency
+        with self._told(use_tqdm):
+            return Comparison.from_json(json.loads(_native.compare(self._native, options)))
+
+    def inspect(self, kv: str) -> dict[str, Any]:
+        """What kvlathe inspect --json says of a cache: bytes by part and by layer, and with a basis
+        the ranks, bits and singular values of each head."""
+        result: dict[str, Any] = json.loads(_native.inspect(self._native, kv))
+        return result
+
+    def calibrate(self, text: Path, output: Path, *, use_tqdm: bool = False) -> None:
+        """Statistics of queries, keys and values on the text of a file, for basis. Interrupted it
+        leaves a checkpoint beside output, from which it goes on."""
+        with self._told(use_tqdm):
+            _native.calibrate(self._native, os.fspath(text), os.fspath(output))
+
+    def tune(
+        self,
+        methods: Sequence[str] = (),
+        *,
+        accuracy: float = 0.99,
+        tasks: Sequence[str] = (),
+        text: Path | None = None,
+        output: Path | None = None,
+        task_count: int = 100,
+        task_length: int | None = None,
+        seed: int = 1,
+        use_tqdm: bool = False,
+    ) -> Profile:
+        """The smallest caches that keep a share of the accuracy, as kvlathe tune searches them.
+
+        methods: specs without rate, keep or bits where these are searched for, as "fdc+kivi";
+            none: all, then compositions.
+        tasks: names and files as kvlathe eval --task takes them.
+        text: a file whose perplexity may grow by 1 / accuracy; without tasks, the model's
+            sample.txt.
+        output: the profile, or one to go on with; None: where kv finds it.
+        """
+        options = _native.TuningOptions()
+        options.methods = [] if not methods else _texts("methods", methods)
+        options.accuracy = accuracy
+        if isinstance(accuracy, bool) or not isinstance(accuracy, (int, float)) or not 0.01 <= accuracy <= 1:
+            raise InvalidArgumentError(f"accuracy is {accuracy!r}; give a number from 0.01 to 1")
+        choice = _native.TaskChoice()
+        choice.tasks = list(tasks)
+        choice.count = _count("task_count", task_count)
+        choice.length = _count("task_length", task_length)
+        choice.seed = seed
+        options.task = choice
+        options.perplexity_text = "" if text is None else os.fspath(text)
+        options.output = "" if output is None else os.fspath(output)
+        with self._told(use_tqdm):
+            found = json.loads(_native.tune(self._native, options))
+        return Profile(found.pop("path"), found)
+
+    @contextlib.contextmanager
+    def _told(self, use_tqdm: bool) -> Iterator[None]:
+        """A bar of what the library works at."""
+        if not use_tqdm:
+            yield
+            return
+        tqdm = importlib.import_module("tqdm.auto").tqdm
+
+        with tqdm(total=100, dynamic_ncols=True, bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}") as bar:
+
+            def show(what: str, share: float) -> None:
+                bar.set_description_str(what, refresh=False)
+                bar.n = 100 * share
+                bar.refresh()
+
+            self._native.set_on_progress(show)
+            try:
+                yield
+            finally:
+                self._native.set_on_progress(None)
 
     def _requests(
         self,
@@ -386,10 +503,10 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         session: Session | None,
     ) -> list[Request]:
+        _requests.check_session(session)
         given = _requests.prompts_of(prompts)
         params = _requests.params_of(sampling_params or self.get_default_sampling_params(), len(given))
-        if session is not None and (len(given) != 1 or params[0].n != 1):
-            raise InvalidArgumentError("a session goes on with one prompt and one answer")
+        _check_session(session, params)
         goes_on = session is not None and bool(session.token_ids)
         requests = []
         for i, (prompt, of_prompt) in enumerate(zip(given, params, strict=True)):
@@ -415,9 +532,10 @@ class LLM:
             prompt = prompt.get("prompt", prompt)
         if not isinstance(prompt, str):
             return None, _requests.token_ids_of(prompt, f"prompts[{index}]")
-        return prompt, self._native.encode_further(prompt) if goes_on else self.encode(prompt)
+        return prompt, self._native.encode_further(text_of("prompt", prompt)) if goes_on else self.encode(prompt)
 
     def _submit(self, requests: list[Request], kv: str | None, session: Session | None) -> None:
+        kv = maybe_text_of("kv", kv)
         asks = [ask for request in requests for ask in request.asks]
         if session is not None:
             kv = kv or session.kv
@@ -440,7 +558,7 @@ def _progress_bar(total: int, what: str, use_tqdm: bool) -> Iterator[Callable[..
     if not use_tqdm:
         yield None
         return
-    from tqdm.auto import tqdm
+    tqdm = importlib.import_module("tqdm.auto").tqdm
 
     with tqdm(total=total, desc=what, dynamic_ncols=True) as bar:
 
@@ -451,6 +569,36 @@ def _progress_bar(total: int, what: str, use_tqdm: bool) -> Iterator[Callable[..
 
         yield show
         bar.update(total - bar.n)
+
+
+def _check_session(session: Session | None, params: Sequence[SamplingParams]) -> None:
+    """A session goes on with one prompt at a time."""
+    if session is None:
+        return
+    if not isinstance(session, Session):
+        raise TypeError(f"session is {type(session).__name__}; give a Session")
+    if len(params) != 1 or params[0].n != 1:
+        raise InvalidArgumentError("a session goes on with one prompt and one answer")
+
+
+def _texts(name: str, texts: Sequence[str]) -> list[str]:
+    """At least one text."""
+    if isinstance(texts, str):
+        texts = [texts]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InvalidArgumentError(f"{name} is {texts!r}; give at least one text")
+    return list(texts)
+
+
+def _text_or_file(text: Path) -> tuple[str, str]:
+    """A text with the name "text", or no text and the path of a file."""
+    if not isinstance(text, str):
+        return "", os.fspath(text)
+    if "\n" not in text and len(text) < 4096 and os.path.isfile(text):
+        return "", text
+    if len(text.split()) < 4:
+        raise InvalidArgumentError(f"text is {text!r}, which is no file and too short to measure on")
+    return text, "text"
 
 
 def _count(name: str, value: int | None, most: int = 2**31 - 1) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvlathe._checks import integer_of, maybe_text_of
 from kvlathe.errors import InvalidArgumentError
 
 _MOST_LOGPROBS = 20
@@ -68,6 +69,10 @@ class SamplingParams:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise InvalidArgumentError(f"{name} is {value!r}; give a finite number")
+        if self.rate is not None and (isinstance(self.rate, bool) or not isinstance(self.rate, (int, float))):
+            raise InvalidArgumentError(f"rate is {self.rate!r}; give a number or None")
+        maybe_text_of("draft", self.draft)
+        self._check_logit_bias()
         for name in ("n", "top_k", "repeat_last_n"):
             self._check_integer(name)
         for name in ("max_tokens", "logprobs", "prompt_logprobs", "seed"):
@@ -99,6 +104,16 @@ class SamplingParams:
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    def _check_logit_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, Mapping):
+            raise TypeError(f"logit_bias is {type(self.logit_bias).__name__}; give a mapping of token ids to numbers")
+        for token, bias in self.logit_bias.items():
+            self._check_range("a token id of logit_bias", integer_of("a token id of logit_bias", token), 0, 2**31 - 1)
+            if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+                raise TypeError(f"logit_bias of token {token} is {type(bias).__name__}; give a number")
 
     def _check_integer(self, name: str) -> None:
         value = getattr(self, name)

@@ -93,6 +93,10 @@ Status EntryReader::CheckIsRead() const {
     return Error(StatusCode::kUnimplemented,
                  "several positions are one entry here, so there are no rows of positions");
   }
+  if (layer_.layer().online != nullptr) {
+    return Error(StatusCode::kUnimplemented,
+                 "rows are in bases that the sequence found itself, and are not read back");
+  }
   const bool loses_positions =
       layout.HasClasses() || (layout.DropsEntries() && cache_.head(0, 0).entries().empty() &&
                               cache_.n_tokens() - layout.n_sink != cache_.head(0, 0).n_entries());

@@ -7,6 +7,8 @@
 #include <array>
 #include <utility>
 
+#include "hub/certificates.h"
+
 namespace kvlathe {
 namespace {
 
@@ -53,8 +55,6 @@ bool IsUnreachable(CURLcode code) {
     case CURLE_URL_MALFORMAT:
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_SSL_CONNECT_ERROR:
-    case CURLE_PEER_FAILED_VERIFICATION:
-    case CURLE_SSL_CACERT_BADFILE:
     case CURLE_PROXY:
       return true;
     default:
@@ -92,6 +92,12 @@ Status HttpTransfer::State::Failure(CURLcode code, const std::string& url) const
     }
     return Error(StatusCode::kUnavailable, "{} cannot be reached: no connection within {} s", host,
                  connect_seconds);
+  }
+  if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE) {
+    return Error(StatusCode::kUnavailable,
+                 "{} cannot be trusted: {}; have SSL_CERT_FILE name a file of certificates, or "
+                 "install those of the system (ca-certificates)",
+                 host, cause);
   }
   if (IsUnreachable(code)) {
     return Error(StatusCode::kUnavailable, "{} cannot be reached: {}", host, cause);
@@ -143,6 +149,13 @@ void HttpTransfer::State::Set(const HttpRequest& request, const HeaderList& head
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, static_cast<long>(stall_seconds));
   curl_easy_setopt(curl, CURLOPT_USERAGENT, "kvlathe");
+  const Certificates certificates = FindCertificates();
+  if (!certificates.file.empty()) {
+    curl_easy_setopt(curl, CURLOPT_CAINFO, certificates.file.c_str());
+  }
+  if (!certificates.folder.empty()) {
+    curl_easy_setopt(curl, CURLOPT_CAPATH, certificates.folder.c_str());
+  }
   curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
   curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, message.data());
   curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, take_header);

@@ -1,5 +1,5 @@
 // One request and its answer over HTTP or HTTPS. Proxies are those of the environment (https_proxy,
-// no_proxy), certificates those of the system.
+// no_proxy), certificates those of certificates.h.
 #pragma once
 
 #include <cstdint>

@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "analysis/statistics/statistics.h"
 #include "calibration/basis_histograms.h"
 #include "calibration/fingerprint.h"
 #include "calibration/gradients/decoder_gradients.h"
+#include "calibration/statistics_store.h"
 #include "calibration/token_choice.h"
 #include "calibration/weight_fisher.h"
 #include "engine/engine.h"
@@ -178,6 +181,16 @@ StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const Calib
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, Calibrate(job, times));
   if (job.on_progress) job.on_progress(1);
   return statistics;
+}
+
+Status CalibrateInto(Workspace* workspace, CalibrationRun run, const std::string& path) {
+  KVL_RETURN_IF_ERROR(CheckCanKeep(path, ShapeOf(workspace->config()), {}));
+  run.checkpoint_path = CheckpointPathOf(path);
+  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics, RunCalibration(workspace, run));
+  KVL_RETURN_IF_ERROR(WriteStatistics(statistics, path));
+  std::error_code ignored;  // there may be none
+  std::filesystem::remove(run.checkpoint_path, ignored);
+  return OkStatus();
 }
 
 StatusOr<FisherWeights> RunFisher(Workspace* workspace, const CalibrationRun& run) {

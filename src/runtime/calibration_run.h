@@ -44,6 +44,10 @@ int CalibratedContext(const Workspace& workspace);
 StatusOr<CalibrationStatistics> RunCalibration(Workspace* workspace, const CalibrationRun& run,
                                                CalibrationTimes* times = nullptr);
 
+// The same into a file, with a checkpoint beside it; what cannot be written is known before the
+// work begins.
+Status CalibrateInto(Workspace* workspace, CalibrationRun run, const std::string& path);
+
 // Palu's weights of the layers (analysis/ranks/fisher.h) on the run's text, or on its random
 // tokens, by the gradients of what the model itself predicts (DecoderGradients).
 inline constexpr int64_t kFisherTokens = 8192;

@@ -1,5 +1,7 @@
 #include "runtime/comparison_run.h"
 
+#include <algorithm>
+
 #include "base/units.h"
 #include "runtime/prediction_notes.h"
 #include "runtime/spec_models.h"
@@ -41,12 +43,20 @@ StatusOr<ComparisonRun> RunComparison(Workspace* workspace, const ComparisonOpti
   }
   const Tokenizer& tokenizer = workspace->tokenizer();
   KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
-                       workspace->TokenizeFile(options.text_path));
+                       options.text.empty() ? workspace->TokenizeFile(options.text_path)
+                                            : workspace->TokenizeText(options.text));
+  const int n_window_tokens = options.window_tokens > 0
+                                  ? std::min(options.window_tokens, workspace->context_tokens())
+                                  : workspace->window_tokens();
   KVL_ASSIGN_OR_RETURN(
-      const EvaluationText text,
+      EvaluationText text,
       CutIntoWindows(
           tokens, [&](int32_t id) { return static_cast<int>(tokenizer.TokenBytes(id).size()); },
-          workspace->leading_bos(), workspace->window_tokens()));
+          workspace->leading_bos(), n_window_tokens));
+  if (options.n_windows > 0 && std::ssize(text.windows) > options.n_windows) {
+    text.windows.resize(options.n_windows);
+    text.token_bytes.resize(options.n_windows);
+  }
 
   std::vector<SpecModel> spec_models;  // the baseline first, whether it is in the table or not
   KVL_ASSIGN_OR_RETURN(SpecModel baseline, workspace->MakeModel("none"));

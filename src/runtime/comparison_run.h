@@ -22,6 +22,10 @@ struct ComparisonOptions {
   // A spec with resident=full has a row for each of them, or without any one at its own.
   std::vector<double> rates = {};
   bool measures_latency = true;
+  // Not empty: this text, of which text_path is but the name.
+  std::string text = {};
+  int n_windows = 0;      // of the text, the first ones; 0: all
+  int window_tokens = 0;  // 0: Workspace::window_tokens
 };
 
 // kInvalidArgument when there are rates and no spec with resident=full.

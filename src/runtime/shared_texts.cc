@@ -31,10 +31,10 @@ std::vector<std::string> SharedPlaces() {
     places.push_back(folder / "share/kvlathe");
     places.push_back(folder.parent_path() / "share/kvlathe");
   }
-  // A library lies in lib/ of a prefix, or in a folder of lib/.
+  // A library lies in lib/ of a prefix, or in a folder of lib/; in a wheel all is in one folder.
   const std::filesystem::path library_folder = OwnFile().parent_path();
   for (const auto& prefix :
-       {library_folder.parent_path(), library_folder.parent_path().parent_path()}) {
+       {library_folder, library_folder.parent_path(), library_folder.parent_path().parent_path()}) {
     if (!prefix.empty()) places.push_back(prefix / "share/kvlathe");
   }
   places.push_back(KVLATHE_SHARE_DIR);

@@ -261,6 +261,10 @@ std::optional<int32_t> Workspace::leading_bos() const {
 
 StatusOr<std::vector<int32_t>> Workspace::TokenizeFile(const std::string& path) const {
   KVL_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  return TokenizeText(text);
+}
+
+StatusOr<std::vector<int32_t>> Workspace::TokenizeText(std::string_view text) const {
   std::vector<int32_t> ids = tokenizer_->Tokenize(text, /*add_bos=*/false, /*parse_special=*/false);
   for (int32_t id : ids) {
     if (id >= config_.vocab_size) {

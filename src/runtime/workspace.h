@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/cpu_features.h"
@@ -100,6 +101,9 @@ class Workspace {
   // BOS if the model's configuration puts one before a text.
   std::optional<int32_t> leading_bos() const;
   StatusOr<std::vector<int32_t>> TokenizeFile(const std::string& path) const;
+  // Of a text, in which no special token is read, and without BOS. kDataLoss where the tokenizer
+  // has ids that the model has not.
+  StatusOr<std::vector<int32_t>> TokenizeText(std::string_view text) const;
 
  private:
   Workspace() : statistics_(this), answers_(this) {}

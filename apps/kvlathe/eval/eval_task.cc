@@ -10,6 +10,7 @@
 #include "evaluation/task_runs/task_predictions.h"
 #include "io/atomic_file.h"
 #include "kvlathe/draft_options.h"
+#include "kvlathe/eval/task_options.h"
 #include "kvlathe/open_workspace.h"
 
 namespace kvlathe {

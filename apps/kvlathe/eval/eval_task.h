@@ -4,8 +4,8 @@
 #include <string>
 
 #include "base/status.h"
-#include "kvlathe/eval/task_choice.h"
 #include "kvlathe/options.h"
+#include "runtime/task_choice.h"
 
 namespace kvlathe {
 

@@ -100,7 +100,7 @@ function __kvlathe_complete
             case :files
                 printf "$option%s\n" (__fish_complete_path $begun)
             case :models
-                printf "$option%s\n" (__fish_complete_suffix .gguf)
+                printf "$option%s\n" (__fish_complete_path $begun | string match -r '^[^\t]*(?:/|\.gguf)(?:\t.*)?$')
             case '*'
                 echo $line
         end

@@ -126,11 +126,19 @@ std::string Synopsis(const CLI::App& verb) {
   return line + "\n";
 }
 
-std::string Example(const CLI::App& verb) {
-  const std::string text = verb.get_footer();
+// What stands at the end of the help: prose, and an example behind "Example: ".
+std::string NotesAndExample(const CLI::App& verb) {
+  std::string notes = verb.get_footer();
   constexpr std::string_view kMark = "Example: ";
-  if (!text.starts_with(kMark)) return {};
-  return fmt::format(".nf\n{}\n.fi\n", Roff(text.substr(kMark.size())));
+  const size_t mark = notes.find(kMark);
+  std::string example;
+  if (mark != std::string::npos) {
+    example = fmt::format(".nf\n{}\n.fi\n", Roff(notes.substr(mark + kMark.size())));
+    notes.erase(mark);
+  }
+  while (notes.ends_with('\n')) notes.pop_back();
+  if (!notes.empty()) notes = Roff(notes) + "\n";
+  return Section("NOTES", notes) + Section("EXAMPLE", example);
 }
 
 // The pages above a verb's.
@@ -181,7 +189,7 @@ std::string ManualPage(const CLI::App& verb) {
                                                "\\fB{} \\-\\-help\\fR lists them.\n",
                                                Roff(CommandOf(verb))));
   }
-  page += Section("EXAMPLE", Example(verb));
+  page += NotesAndExample(verb);
   page += Section("SEE ALSO", SeeAlso(verb));
   return page;
 }

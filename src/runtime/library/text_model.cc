@@ -1,12 +1,8 @@
 #include "kvlathe/text_model.h"
 
-#include <filesystem>
 #include <optional>
-#include <system_error>
 #include <utility>
 
-#include "analysis/statistics/statistics.h"
-#include "calibration/statistics_store.h"
 #include "runtime/calibration_run.h"
 #include "runtime/library/generator_parts.h"
 #include "runtime/library/text_model_parts.h"
@@ -92,17 +88,9 @@ StatusOr<CacheCost> TextModel::CostOf(const std::string& cache) {
 
 Status TextModel::Calibrate(const std::string& text_path, const std::string& output_path) {
   if (text_path.empty()) return Error(StatusCode::kInvalidArgument, "calibration takes a text");
-  // What cannot be written is known before the work begins.
-  Workspace* const workspace = parts_->workspace.get();
-  KVL_RETURN_IF_ERROR(CheckCanKeep(output_path, ShapeOf(workspace->config()), {}));
   CalibrationRun run;
   run.text_path = text_path;
-  run.checkpoint_path = CheckpointPathOf(output_path);
-  KVL_ASSIGN_OR_RETURN(const CalibrationStatistics statistics, RunCalibration(workspace, run));
-  KVL_RETURN_IF_ERROR(WriteStatistics(statistics, output_path));
-  std::error_code ignored;  // there may be none
-  std::filesystem::remove(run.checkpoint_path, ignored);
-  return OkStatus();
+  return CalibrateInto(parts_->workspace.get(), run, output_path);
 }
 
 StatusOr<std::unique_ptr<Generator>> TextModel::MakeGenerator(

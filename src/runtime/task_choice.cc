@@ -1,4 +1,4 @@
-#include "kvlathe/eval/task_choice.h"
+#include "runtime/task_choice.h"
 
 #include <fmt/format.h>
 
@@ -83,15 +83,6 @@ constexpr FileForm kFileForms[] = {
     {"humaneval:", ReadHumanEval, nullptr},
 };
 
-// "hellaswag:FILE, piqa:FILE ..."
-std::string FileFormNames() {
-  std::string names;
-  for (const FileForm& form : kFileForms) {
-    names += fmt::format("{}{}FILE", names.empty() ? "" : ", ", form.prefix);
-  }
-  return names;
-}
-
 StatusOr<TaskFile> ReadFormOf(const std::string& text, const FileForm* form,
                               const ShotsAsked& shots) {
   if (!shots.file.empty() && (form == nullptr || form->read_with == nullptr)) {
@@ -114,7 +105,7 @@ StatusOr<std::shared_ptr<const Task>> MakeBuiltIn(const std::string& text,
     return Error(StatusCode::kInvalidArgument, "--task {}: {}", text, MessageOf(task.status()));
   }
   return Error(StatusCode::kInvalidArgument, "--task {}: {}; or give all, list, FILE.jsonl, or {}",
-               text, MessageOf(task.status()), FileFormNames());
+               text, MessageOf(task.status()), TaskFileFormNames());
 }
 
 // What built-in tasks hide things in; empty without --task-text.
@@ -209,6 +200,14 @@ void NameByPaths(std::vector<ChosenTask>* tasks) {
 
 }  // namespace
 
+std::string TaskFileFormNames() {
+  std::string names;
+  for (const FileForm& form : kFileForms) {
+    names += fmt::format("{}{}FILE", names.empty() ? "" : ", ", form.prefix);
+  }
+  return names;
+}
+
 StatusOr<std::vector<ChosenTask>> ChooseTasks(const TaskChoiceOptions& options) {
   std::vector<ChosenTask> tasks;
   KVL_ASSIGN_OR_RETURN(const ShotsAsked shots, ParseShots(options));
@@ -270,39 +269,6 @@ StatusOr<ReadyTask> MakeReady(ChosenTask task, const TaskChoiceOptions& options,
   ready.prepared = *std::move(prepared);
   ready.prepared.norm_leads = task.file.norm_leads;
   return ready;
-}
-
-void AddTaskChoiceOptions(CLI::App* verb, TaskChoiceOptions* options) {
-  CLI::Option* task = verb->add_option(
-      "--task", options->tasks,
-      fmt::format("a built-in task, as needle or needle(keys=4), all (those without parameters), "
-                  "list, FILE.jsonl, or {}; may repeat",
-                  FileFormNames()));
-  verb->add_option(
-          "--task-length", options->length,
-          "tokens of prompt and answer, of longbench at most of the prompt, whose middle is "
-          "cut out (default: the task's, as far as the context goes)")
-      ->check(CLI::Range(1, 1 << 30))
-      ->needs(task);
-  verb->add_option("--task-count", options->count, "examples")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str()
-      ->needs(task);
-  verb->add_option("--task-text", options->text_path,
-                   "text in which needle and variables hide things (default: made-up prose)")
-      ->needs(task);
-  verb->add_option("-s,--seed", options->seed, "seed of the examples of built-in tasks")
-      ->capture_default_str()
-      ->needs(task);
-  verb->add_option(
-          "--shots", options->shots,
-          "solved questions before each of a file: how many of the same file or, for gsm8k, "
-          "aqua and bbh, a prompt file (of gsm8k and aqua also a train set)")
-      ->needs(task);
-  verb->add_option("--shot-tokens", options->shot_tokens,
-                   "as many solved questions as it takes until the prompt has this many tokens")
-      ->check(CLI::Range(1, 1 << 30))
-      ->needs(task);
 }
 
 }  // namespace kvlathe

@@ -1,4 +1,4 @@
-// A verb is asked for tasks by name or by file, and makes them ready for a model.
+// A program is asked for tasks by name or by file, and makes them ready for a model.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,6 @@
 #include "evaluation/task_runs/task_files.h"
 #include "evaluation/task_runs/task_run.h"
 #include "evaluation/tasks/task.h"
-#include "kvlathe/options.h"
 #include "runtime/workspace.h"
 
 namespace kvlathe {
@@ -43,8 +42,8 @@ struct ReadyTask {
   PreparedTask prepared;
 };
 
-// Adds --task and what decides its examples.
-void AddTaskChoiceOptions(CLI::App* verb, TaskChoiceOptions* options);
+// The forms of files that are asked for by a name in front: "hellaswag:FILE, piqa:FILE ...".
+std::string TaskFileFormNames();
 // Reads files; needs no model. "list" is not a task.
 StatusOr<std::vector<ChosenTask>> ChooseTasks(const TaskChoiceOptions& options);
 // Its examples, in tokens of the workspace's model.

@@ -1,0 +1,13 @@
+// Several verbs take tasks on the command line.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "runtime/task_choice.h"
+
+namespace kvlathe {
+
+// Adds --task and what decides its examples.
+void AddTaskChoiceOptions(CLI::App* verb, TaskChoiceOptions* options);
+
+}  // namespace kvlathe
