@@ -18,7 +18,7 @@ import os
 from collections.abc import Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Union, cast
 
 from kvlathe import _native
 from kvlathe._checks import array_of, flag_of, int32_of, integer_of, number_of, text_of
@@ -299,7 +299,7 @@ class Sequence:
     @property
     def failure(self) -> str | None:
         """Why it cannot go on until reset(); None where it can."""
-        return self._native.failure  # type: ignore[no-any-return]
+        return self._native.failure
 
     @property
     def nbytes(self) -> int:
@@ -322,11 +322,11 @@ class Sequence:
         They are in the order of positions(layer, head). UnsupportedError where several positions are one
         entry.
         """
-        return self._native.read_rows(int32_of("layer", layer), True)  # type: ignore[no-any-return]
+        return cast("Floats", self._native.read_rows(int32_of("layer", layer), True))
 
     def values(self, layer: int) -> Floats:
         """The values of the same entries."""
-        return self._native.read_rows(int32_of("layer", layer), False)  # type: ignore[no-any-return]
+        return cast("Floats", self._native.read_rows(int32_of("layer", layer), False))
 
     def positions(self, layer: int, head: int) -> list[int]:
         """The positions of the entries that a KV head holds, in their order there.
@@ -337,7 +337,7 @@ class Sequence:
 
     def to_bytes(self) -> bytes:
         """All that it holds, for Codec.load of a codec of the same shape, kv, dtype and statistics."""
-        return self._native.to_bytes()  # type: ignore[no-any-return]
+        return self._native.to_bytes()
 
     def copy(self) -> Sequence:
         """Another sequence with the same rows; the two go on apart."""
@@ -451,7 +451,7 @@ class Codec:
         Returns [n, n_heads, head_dim]. DataLossError where rows that are to be compressed hold NaN or
         infinity: that sequence has failed, and the others have their outputs, in `out`, and go on.
         """
-        return self._native.attend(  # type: ignore[no-any-return]
+        outputs = self._native.attend(
             [_native_of(sequence) for sequence in sequences],
             int32_of("layer", layer),
             array_of("q", q),
@@ -462,6 +462,7 @@ class Codec:
             flag_of("rotated", rotated),
             out,
         )
+        return cast("Floats", outputs)
 
     def encode(self, k: Any, v: Any, q: Any | None = None, *, rotated: bool = True) -> Sequence:
         """A sequence of these rows: k and v [n_layers, n, n_kv_heads, head_dim].

@@ -205,7 +205,7 @@ class CodecTest(unittest.TestCase):
             ((0, None, k, v), TypeError, "q is None"),
             ((0, q[:0], k[:0], v[:0]), ValueError, "no new positions"),
             ((2, q, k, v), ValueError, "layer 2: there are layers 0 to 1"),
-            ((-1, q, k, v), ValueError, "layer is -1"),
+            ((-1, q, k, v), ValueError, "layer -1: there are layers 0 to 1"),
             ((1, q, k, v), ValueError, "its next layer is 0"),
         ):
             with self.assertRaisesRegex(kind, line):
