@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 import warnings
 
 import kvlathe
@@ -339,6 +340,11 @@ class InterruptTest(WithModel):
                 with self.subTest(name):
                     self.assertLess(self.interrupted(work), 5)
                     self.assertEqual(len(self.llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].token_ids), 24)
+
+    def test_ctrl_c_ends_a_calibration_that_opening_takes(self):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
+            self.assertLess(self.interrupted(lambda: LLM(MODEL, kv="lathe(ratio=3)", n_threads=2).close()), 5)
+            self.assertEqual(list(pathlib.Path(folder).rglob("basis*.safetensors")), [])
 
     def test_other_threads_run_meanwhile_and_join_the_batch(self):
         long = SamplingParams(temperature=0, max_tokens=800, ignore_eos=True)
