@@ -204,7 +204,7 @@ void BindAnswer(nb::module_& module) {
                    [](const Answer& answer) { return answer.outcome().n_drafted_tokens; })
       .def_prop_ro("n_accepted",
                    [](const Answer& answer) { return answer.outcome().n_accepted_tokens; })
-      .def_prop_ro("embedding", &EmbeddingOf);
+      .def_prop_ro("embedding", &EmbeddingOf, nb::rv_policy::automatic);
 }
 
 void BindSession(nb::module_& module) {

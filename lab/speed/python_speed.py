@@ -24,7 +24,7 @@ def benched(arguments: argparse.Namespace, kv: str) -> float:
     command += ["-n", str(arguments.tokens), "-d", str(arguments.depth), "--parallel", str(arguments.parallel)]
     command += ["-r", "1", "--no-bandwidth", "--json", *(["-t", str(arguments.threads)] if arguments.threads else [])]
     said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return next(row["avg_ts"] for row in said["rows"] if row["n_gen"] > 0)
+    return float(next(row["avg_ts"] for row in said["rows"] if row["n_gen"] > 0))
 
 
 def prompts(llm: kvlathe.LLM, arguments: argparse.Namespace) -> list[list[int]]:
@@ -41,7 +41,7 @@ def generated(llm: kvlathe.LLM, arguments: argparse.Namespace, kv: str) -> float
     began = time.perf_counter()
     outputs = llm.generate(prompts(llm, arguments), params, kv=kv)
     seconds = time.perf_counter() - began - max(output.metrics.first_token_seconds for output in outputs)
-    return arguments.parallel * (arguments.tokens - 1) / seconds
+    return float(arguments.parallel * (arguments.tokens - 1) / seconds)
 
 
 def streamed(llm: kvlathe.LLM, arguments: argparse.Namespace, kv: str) -> float:
@@ -52,7 +52,8 @@ def streamed(llm: kvlathe.LLM, arguments: argparse.Namespace, kv: str) -> float:
         for _ in stream:
             pass
     assert stream.output is not None
-    return (arguments.tokens - 1) / (time.perf_counter() - began - stream.output.metrics.first_token_seconds)
+    seconds = time.perf_counter() - began - stream.output.metrics.first_token_seconds
+    return float((arguments.tokens - 1) / seconds)
 
 
 def main() -> None:

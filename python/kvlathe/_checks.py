@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, TypeAlias
 
 from kvlathe.errors import InvalidArgumentError
+
+Path: TypeAlias = "str | os.PathLike[str]"
 
 
 def text_of(name: str, value: Any) -> str:
@@ -56,4 +59,13 @@ def array_of(name: str, value: Any) -> Any:
     """Anything but None; whether it is an array or bytes, the compiled part says."""
     if value is None:
         raise TypeError(f"{name} is None, and has to be there")
+    return value
+
+
+def count_of(name: str, value: int | None, most: int = 2**31 - 1) -> int:
+    """A number of at least 1, or 0 for None."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidArgumentError(f"{name} is {value!r}; give an integer from 1 on")
     return value

@@ -238,6 +238,9 @@ class Calibrator:
         positions or more behind a row; and those through all queries. rotated: keys, and gradients to
         them, are those after RoPE. Every layer comes once, in any order.
         """
+        for name, pair in (("rows", rows), ("gradients", gradients), ("through_all", through_all)):
+            if not isinstance(pair, tuple) or len(pair) != 2 or any(array is None for array in pair):
+                raise TypeError(f"{name} is no pair; give those of keys and of values")
         self._native.add_gradients(
             int32_of("layer", layer), rows, gradients, through_all, flag_of("rotated", rotated)
         )
@@ -254,6 +257,8 @@ class Sequence:
     """
 
     def __init__(self, codec: Codec, native: Any) -> None:
+        if not isinstance(native, _native.CodecSequence):
+            raise TypeError("Codec.sequence, encode and load make sequences")
         self._codec = codec
         self._native = native
 
@@ -324,7 +329,10 @@ class Sequence:
         return self._native.read_rows(int32_of("layer", layer), False)  # type: ignore[no-any-return]
 
     def positions(self, layer: int, head: int) -> list[int]:
-        """The positions of the entries that a KV head holds, in their order there."""
+        """The positions of the entries that a KV head holds, in their order there.
+
+        FailedPreconditionError where the cache does not keep them: snapkv forgets them with the prompt's end.
+        """
         return list(self._native.positions(int32_of("layer", layer), int32_of("head", head)))
 
     def to_bytes(self) -> bytes:

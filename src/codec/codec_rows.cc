@@ -22,6 +22,14 @@ void TurnBack(const RopeTable& table, int position, float* row) {
 
 }  // namespace
 
+std::vector<int64_t> RowCodec::RowsOfCall(std::span<const Piece> pieces) {
+  std::vector<int64_t> rows;
+  for (const Piece& piece : pieces) {
+    for (int t = 0; t < piece.step.n_new; ++t) rows.push_back(piece.first_row + t);
+  }
+  return rows;
+}
+
 template <typename F>
 void RowCodec::ForTokens(int64_t n_tokens, const F& fn) {
   ThreadPool& threads = machine_->host_threads();
@@ -32,53 +40,54 @@ void RowCodec::ForTokens(int64_t n_tokens, const F& fn) {
   });
 }
 
+// Rows that do not change on their way are uploaded from where the caller has them.
 void RowCodec::FillRows(std::span<const Piece> pieces, const CodecRows& rows) {
   CodecLayer& layer = *layers_[rows.layer_idx];
   Activations& a = activations_;
   const int64_t d = config_.head_dim, q_width = config_.n_heads * d;
-  const int64_t k_width = config_.n_kv_heads * d, stride = q_width + k_width;
-  const int64_t element = SizeOf(types_.rows), n_tokens = a.n_tokens;
-  std::vector<int64_t> from;  // the row of each token among those of the call
-  for (const Piece& piece : pieces) {
-    for (int t = 0; t < piece.step.n_new; ++t) from.push_back(piece.first_row + t);
-  }
-  qk_.resize(n_tokens * stride);
-  values_.resize(n_tokens * k_width * element);
+  const int64_t k_width = config_.n_kv_heads * d, f32 = sizeof(float);
+  const int64_t stride = (q_width + k_width) * f32, v_stride = k_width * SizeOf(types_.rows);
+  const std::vector<int64_t> from = RowsOfCall(pieces);
   const double of_engine = 1 / std::sqrt(static_cast<double>(d));
   const auto factor =
       static_cast<float>(rows.scale.has_value() ? *rows.scale / of_engine : config_.query_scale);
   const bool turns_back = rows.are_turned && layer.needs_unturned_rows() && config_.rope_dim() > 0;
   const RopeTable& table = layer.kind().ropes.of(0);
   const std::vector<float>& offset = layer.value_offset();
-  ForTokens(n_tokens, [&](int64_t begin, int64_t end) {
-    std::vector<float> v(offset.empty() ? 0 : k_width);
-    for (int64_t t = begin; t < end; ++t) {
-      float* const q = &qk_[t * stride];
-      float* const k = q + q_width;
-      if (rows.q != nullptr) {
-        const float* const given = rows.q + from[t] * q_width;
-        if (factor == 1) {
-          std::copy_n(given, q_width, q);
-        } else {
-          std::transform(given, given + q_width, q, [factor](float x) { return x * factor; });
+  const ObjectPlace values = layer.layer().rows.maps_values ? a.values.place() : a.v.place();
+  Device& memory = *a.memory;
+  ForTokens(a.n_tokens, [&](int64_t begin, int64_t end) {
+    std::vector<float> changed(std::max(q_width, k_width));
+    std::vector<std::byte> converted(v_stride);
+    const auto upload = [&](const float* row, int64_t width, float times, int64_t t, int64_t at) {
+      if (times != 1 || turns_back) {
+        std::transform(row, row + width, changed.begin(), [times](float x) { return x * times; });
+        for (int64_t i = 0; turns_back && i < width; i += d) {
+          TurnBack(table, a.tokens[t].position, changed.data() + i);
         }
+        row = changed.data();
       }
-      std::copy_n(rows.k + from[t] * k_width, k_width, k);
-      for (int64_t at = rows.q != nullptr ? 0 : q_width; turns_back && at < stride; at += d) {
-        TurnBack(table, a.tokens[t].position, q + at);
-      }
+      memory.Upload(a.qk.place() + (t * stride + at * f32),
+                    std::as_bytes(std::span(row, static_cast<size_t>(width))));
+    };
+    for (int64_t t = begin; t < end; ++t) {
+      if (rows.q != nullptr) upload(rows.q + from[t] * q_width, q_width, factor, t, 0);
+      upload(rows.k + from[t] * k_width, k_width, 1, t, q_width);
       const float* value = rows.v + from[t] * k_width;
       if (!offset.empty()) {
-        std::transform(value, value + k_width, offset.begin(), v.begin(),
+        std::transform(value, value + k_width, offset.begin(), changed.begin(),
                        [](float x, float less) { return x - less; });
-        value = v.data();
+        value = changed.data();
       }
-      ConvertFromFloat(types_.rows, value, k_width, &values_[t * k_width * element]);
+      std::span<const std::byte> bytes =
+          std::as_bytes(std::span(value, static_cast<size_t>(k_width)));
+      if (types_.rows != DType::kF32) {
+        ConvertFromFloat(types_.rows, value, k_width, converted.data());
+        bytes = converted;
+      }
+      memory.Upload(values + t * v_stride, bytes);
     }
   });
-  Device& memory = *a.memory;
-  memory.Upload(a.qk.place(), std::as_bytes(std::span(qk_)));
-  memory.Upload(layer.layer().rows.maps_values ? a.values.place() : a.v.place(), values_);
 }
 
 void RowCodec::FetchOutputs(std::span<const Piece> pieces, const CodecRows& rows) {
@@ -93,10 +102,7 @@ void RowCodec::FetchOutputs(std::span<const Piece> pieces, const CodecRows& rows
     memory.Download(place, outputs_);
     from = outputs_.data();
   }
-  std::vector<int64_t> to;  // the row of each token among those of the call
-  for (const Piece& piece : pieces) {
-    for (int t = 0; t < piece.step.n_new; ++t) to.push_back(piece.first_row + t);
-  }
+  const std::vector<int64_t> to = RowsOfCall(pieces);
   const std::vector<float>& offset = layer.value_offset();
   ForTokens(n_tokens, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {

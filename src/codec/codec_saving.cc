@@ -32,6 +32,9 @@ Status Damaged(const char* what) {
 
 StatusOr<std::string> RowCodec::Save(const CodecSequence& sequence) {
   KVL_RETURN_IF_ERROR(CheckIsBetweenSteps(sequence, "save"));
+  if (sequence.n_tokens() == 0) {
+    return Error(StatusCode::kFailedPrecondition, "the sequence has no rows to save");
+  }
   std::string bytes(kMagic);
   AppendNumber(static_cast<uint64_t>(sequence.n_layers()), &bytes);
   AppendNumber(static_cast<uint64_t>(sequence.n_prompt()), &bytes);
@@ -65,7 +68,8 @@ StatusOr<std::unique_ptr<CodecSequence>> RowCodec::Load(std::span<const std::byt
     SequenceCache* const cache = &sequence->cache(l);
     KVL_RETURN_IF_ERROR(
         RestoreSequence(bytes.first(*n_bytes), "saved sequence", place, cache).status());
-    if (cache->n_tokens() != sequence->cache(0).n_tokens()) {
+    if (cache->n_tokens() != sequence->cache(0).n_tokens() ||
+        cache->n_prompt() != sequence->n_prompt()) {
       return Damaged("its layers differ in length");
     }
     bytes = bytes.subspan(*n_bytes);

@@ -25,6 +25,14 @@ std::string IdentityOf(const ModelConfig& c, DType row_type, const CachePlan& pl
   return "codec " + print.Hex();
 }
 
+// Whether entries of all heads lie as their positions do.
+bool IsInOrder(const StoredEntries& entries) {
+  for (size_t i = 0; i < entries.positions.size(); ++i) {
+    if (entries.positions[i] != static_cast<int64_t>(i) % entries.n_entries) return false;
+  }
+  return true;
+}
+
 Status CheckIsOfRows(const Spec& spec, const CacheLayout& layout) {
   if (layout.retention.has_value() && layout.retention->repeats_prompt()) {
     return Error(StatusCode::kUnimplemented,
@@ -145,7 +153,7 @@ StatusOr<StoredEntries> RowCodec::Read(const CodecSequence& sequence, int layer_
                  layout_.n_layers - 1);
   }
   return ReadEntries(
-      {layers_[layer_idx].get(), &sequence.cache(layer_idx), machine_.get(), &pool_});
+      {layers_[layer_idx].get(), &sequence.cache(layer_idx), machine_.get(), &pool_, &profile_});
 }
 
 Status RowCodec::Decode(const CodecSequence& sequence, float* k, float* v) {
@@ -158,9 +166,20 @@ Status RowCodec::Decode(const CodecSequence& sequence, float* k, float* v) {
                    "and values() give those that are held",
                    l, entries.n_entries, n);
     }
+    if (entries.positions.empty()) {
+      return Error(StatusCode::kFailedPrecondition,
+                   "layer {} keeps no positions of its entries, which are in an order of their own",
+                   l);
+    }
+    const int64_t n_numbers = n * n_heads * d;
+    if (IsInOrder(entries)) {
+      std::ranges::copy(entries.k, k + l * n_numbers);
+      std::ranges::copy(entries.v, v + l * n_numbers);
+      continue;
+    }
     for (int64_t h = 0; h < n_heads; ++h) {
       for (int64_t e = 0; e < n; ++e) {
-        const int64_t to = ((l * n + entries.positions[h * n + e]) * n_heads + h) * d;
+        const int64_t to = l * n_numbers + (entries.positions[h * n + e] * n_heads + h) * d;
         std::copy_n(&entries.k[(e * n_heads + h) * d], d, k + to);
         std::copy_n(&entries.v[(e * n_heads + h) * d], d, v + to);
       }

@@ -64,6 +64,8 @@ class RowCodec {
   CodecLayer& layer(int layer_idx) { return *layers_[layer_idx]; }
   Machine& machine() { return *machine_; }
   BlockPool& pool() { return pool_; }
+  // How time was spent; reading sealed blocks counts as `rebuild`.
+  const ForwardProfile& profile() const { return profile_; }
 
   // Bytes of a sequence of which n_prompt positions were its prompt, as the allocator counts them
   // where no method decides by what the rows are.
@@ -115,6 +117,8 @@ class RowCodec {
   Status RunPieces(std::span<const Piece> pieces, const CodecRows& rows,
                    std::vector<Status>* failures);
   Status PlacePieces(std::span<const Piece> pieces, const CodecRows& rows);
+  // The row of each token among those of the call.
+  static std::vector<int64_t> RowsOfCall(std::span<const Piece> pieces);
   void FillRows(std::span<const Piece> pieces, const CodecRows& rows);
   void FetchOutputs(std::span<const Piece> pieces, const CodecRows& rows);
   // Rows [0, n_tokens) of the activations, shared out among the workers: fn(begin, end).
@@ -141,9 +145,7 @@ class RowCodec {
   ForwardProfile profile_;
   std::vector<SequenceStep> steps_;
   std::vector<int32_t> no_ids_ = std::vector<int32_t>(kMostTokens);  // words mean nothing here
-  std::vector<float> qk_;                                            // on their way to the machine
-  std::vector<std::byte> values_;                                    // likewise
-  std::vector<std::byte> outputs_;
+  std::vector<std::byte> outputs_;  // where the host does not read the machine's memory
 };
 
 }  // namespace kvlathe

@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "base/clock.h"
 #include "format/entry_table.h"
 #include "model/steps/sealed_head.h"
 
@@ -20,7 +21,7 @@ struct HeadEntries {
   int n_sinks = 0;
   std::vector<int> positions;  // of sinks and blocks
   RowMatrix sink_k, sink_v;    // whole keys; values of the sinks' own rank
-  RowMatrix k, v;              // of the entries in blocks
+  RowMatrix k, v;              // of the entries in blocks; behind the sinks where nothing maps rows
   bool has_whole_keys = false;
 };
 
@@ -50,12 +51,18 @@ class ScratchBlocks {
   std::vector<ObjectId> objects_;
 };
 
+// Whether keys are turned on their way back.
+bool NeedsPositions(const Keys& keys) {
+  return TurnWhenRead(keys) || TurningPairs(keys) > 0 || HasFrames(keys);
+}
+
 class EntryReader {
  public:
   explicit EntryReader(const EntryReading& reading)
       : layer_(*reading.layer),
         cache_(*reading.cache),
         machine_(*reading.machine),
+        profile_(*reading.profile),
         scratch_(reading.pool),
         heads_(layer_.layout().n_kv_heads) {}
 
@@ -63,13 +70,18 @@ class EntryReader {
 
  private:
   Status CheckIsRead() const;
+  // Whether it is known which positions the entries are.
+  bool has_positions() const;
   // Makes plain blocks of all blocks of all heads.
   Status OpenBlocks();
   void Unpack(int kv_head_idx);
+  static void UnpackBlock(const BlockShape& shape, const float* block, Range entries, int n_before,
+                          HeadEntries* head);
+  bool maps_rows() const { return layer_.basis(0) != nullptr; }
   void UnpackSinks(int kv_head_idx, HeadEntries* head) const;
   std::vector<int> PositionsOf(int kv_head_idx) const;
   // Rows of the model's heads that this head of the cache holds.
-  void MapBack(int kv_head_idx, StoredEntries* entries) const;
+  void MapBack(int kv_head_idx, StoredEntries* entries);
   RowMatrix KeysOf(int kv_head_idx) const;
   RowMatrix ValuesOf(int kv_head_idx) const;
   // Slices of all heads that share latents, side by side.
@@ -81,6 +93,7 @@ class EntryReader {
   const CodecLayer& layer_;
   const SequenceCache& cache_;
   Machine& machine_;
+  ForwardProfile& profile_;
   ScratchBlocks scratch_;
   std::vector<HeadEntries> heads_;
   std::vector<std::vector<ObjectId>> blocks_, plain_;  // of the heads
@@ -97,14 +110,17 @@ Status EntryReader::CheckIsRead() const {
     return Error(StatusCode::kUnimplemented,
                  "rows are in bases that the sequence found itself, and are not read back");
   }
-  const bool loses_positions =
-      layout.HasClasses() || (layout.DropsEntries() && cache_.head(0, 0).entries().empty() &&
-                              cache_.n_tokens() - layout.n_sink != cache_.head(0, 0).n_entries());
-  if (loses_positions && !cache_.head(0, 0).runs().empty()) {
-    return Error(StatusCode::kFailedPrecondition,
-                 "the cache keeps no positions of its entries, which are in another order");
-  }
-  return OkStatus();
+  if (has_positions() || !NeedsPositions(layer_.layer().rows.keys)) return OkStatus();
+  return Error(StatusCode::kUnimplemented,
+               "the cache keeps no positions of its entries, by which its keys would be turned");
+}
+
+bool EntryReader::has_positions() const {
+  const CacheLayout& layout = layer_.layout();
+  const CacheHead head = cache_.head(0, 0);
+  if (layout.HasClasses() && !head.runs().empty()) return false;  // in the order of classes
+  const bool has_dropped = cache_.n_tokens() - layout.n_sink > head.n_entries();
+  return !layout.DropsEntries() || !head.entries().empty() || !has_dropped;
 }
 
 int EntryReader::first_open(const CacheHead& head) const {
@@ -144,6 +160,7 @@ Status EntryReader::OpenBlocks() {
                       .blocks = blocks_[g],
                       .plain = plain_[g]});
   }
+  const ScopedTimer timer(&profile_.rebuild);
   machine_.backend().Open(opened);
   return machine_.backend().Finish().status();
 }
@@ -194,22 +211,53 @@ void EntryReader::Unpack(int kv_head_idx) {
   for (int p = 0; p < head.n_sinks; ++p) head.positions.push_back(p);
   const std::vector<int> positions = PositionsOf(kv_head_idx);
   head.positions.insert(head.positions.end(), positions.end() - n, positions.end());
-  head.k.resize(n, shape.rank_k);
-  head.v.resize(n, shape.has_one_side ? shape.rank_k : shape.rank_v);
-  std::vector<std::byte> bytes(BlockBytes(shape));
-  std::vector<float> numbers(int64_t{kBlockSize} * (shape.rank_k + shape.rank_v));
+  const int n_before = maps_rows() ? 0 : head.n_sinks;
+  head.k.resize(n_before + n, shape.rank_k);
+  head.v.resize(n_before + n, shape.has_one_side ? shape.rank_k : shape.rank_v);
+  if (n_before > 0) {
+    head.k.topRows(n_before) = head.sink_k;
+    head.v.topRows(n_before) = head.sink_v;
+  }
+  Device& memory = cache_.device();
+  std::vector<std::byte> bytes;
+  std::vector<float> converted;
   for (int row = 0; row < n; row += kBlockSize) {
-    cache_.device().Download({plain_[kv_head_idx][(n_gone + row) / kBlockSize]}, bytes);
-    ConvertToFloat(shape.row_type, bytes.data(), std::ssize(numbers), numbers.data());
-    const float* const values = numbers.data() + KeyOffset(0, shape.rank_k);
-    for (int t = 0; t < std::min(kBlockSize, n - row); ++t) {
-      float* const k = head.k.row(row + t).data();
-      for (int r = 0; r < shape.rank_k; ++r) k[r] = numbers[KeyOffset(t, r)];
-      float* const v = head.v.row(row + t).data();
-      for (int r = 0; r < head.v.cols(); ++r) {
-        v[r] = shape.has_one_side ? k[r] : values[ValueOffset(shape, t, r)];
-      }
+    const ObjectPlace block = {plain_[kv_head_idx][(n_gone + row) / kBlockSize]};
+    const std::byte* from = memory.HostView(block);
+    if (from == nullptr) {
+      bytes.resize(BlockBytes(shape));
+      memory.Download(block, bytes);
+      from = bytes.data();
     }
+    const auto* numbers = reinterpret_cast<const float*>(from);
+    if (shape.row_type != DType::kF32) {
+      converted.resize(int64_t{kBlockSize} * (shape.rank_k + shape.rank_v));
+      ConvertToFloat(shape.row_type, from, std::ssize(converted), converted.data());
+      numbers = converted.data();
+    }
+    UnpackBlock(shape, numbers, {row, std::min(row + kBlockSize, n)}, n_before, &head);
+  }
+}
+
+// Rows of the head's entries in the block that begins with the first of them.
+void EntryReader::UnpackBlock(const BlockShape& shape, const float* block, Range entries,
+                              int n_before, HeadEntries* head) {
+  const float* const values = block + KeyOffset(0, shape.rank_k);
+  const auto n = static_cast<int>(entries.end - entries.begin);
+  for (int t = 0; t < n; ++t) {
+    float* const k = head->k.row(n_before + entries.begin + t).data();
+    for (int r = 0; r < shape.rank_k; r += 2) {
+      const float* const pair = block + KeyOffset(t, r);
+      k[r] = pair[0];
+      k[r + 1] = pair[1];
+    }
+    float* const v = head->v.row(n_before + entries.begin + t).data();
+    if (shape.has_one_side) {
+      std::copy_n(k, shape.rank_k, v);
+      continue;
+    }
+    const float* const side = values + ValueOffset(shape, t, 0);
+    for (int r = 0; r < shape.rank_v; ++r) v[r] = side[2 * r];
   }
 }
 
@@ -241,7 +289,7 @@ RowMatrix EntryReader::KeysOf(int kv_head_idx) const {
   RowMatrix all(head.n_sinks + head.k.rows(), width);
   if (head.n_sinks > 0) all.topRows(head.n_sinks) = head.sink_k;
   auto entries = all.bottomRows(head.k.rows());
-  if (basis == nullptr || !FactsOf(keys).are_mapped || head.has_whole_keys) {
+  if (!FactsOf(keys).are_mapped || head.has_whole_keys) {
     entries = head.k;
   } else if (TurnWhenRead(keys)) {
     entries = Product(Joined(kv_head_idx, &HeadEntries::k), basis->key_way_back, width);
@@ -250,7 +298,7 @@ RowMatrix EntryReader::KeysOf(int kv_head_idx) const {
                            .leftCols(head.k.cols())
                            .transpose();
   }
-  if (basis == nullptr || basis->key_offset.empty()) return all;
+  if (basis->key_offset.empty()) return all;
   const bool lose_all = FactsOf(keys).are_mapped && !TurnWhenRead(keys) && !HasFrames(keys);
   const auto offset = ConstMap(basis->key_offset.data(), 1, width).row(0);
   if (lose_all) {
@@ -267,7 +315,7 @@ RowMatrix EntryReader::ValuesOf(int kv_head_idx) const {
   const int width = layer_.layer().rows.key_dim();
   RowMatrix all(head.n_sinks + head.v.rows(), width);
   auto entries = all.bottomRows(head.v.rows());
-  if (basis == nullptr || !layer_.layer().rows.maps_values) {
+  if (!layer_.layer().rows.maps_values) {
     if (head.n_sinks > 0) all.topRows(head.n_sinks) = head.sink_v;
     entries = head.v;
   } else {
@@ -277,7 +325,7 @@ RowMatrix EntryReader::ValuesOf(int kv_head_idx) const {
     }
     entries = Product(Joined(kv_head_idx, &HeadEntries::v), basis->output_basis, width);
   }
-  if (basis != nullptr && !basis->value_offset.empty()) {
+  if (!basis->value_offset.empty()) {
     all.rowwise() += ConstMap(basis->value_offset.data(), 1, width).row(0);
   }
   return all;
@@ -299,7 +347,7 @@ void EntryReader::TurnKey(int position, bool is_sink, const float* mean, float* 
   const Keys& keys = layer_.layer().rows.keys;
   const RopeTable& table = layer_.kind().ropes.of(0);
   const int d = layer_.layer().rows.head_dim, half = table.rope_dim() / 2;
-  if (is_sink || (!TurnWhenRead(keys) && TurningPairs(keys) == 0 && !HasFrames(keys))) return;
+  if (is_sink || !NeedsPositions(keys)) return;
   const int place = (position - layer_.layout().n_sink) % kFramePositions;
   for (int i = 0; i < half && !TurnWhenRead(keys); ++i) {
     const bool is_absolute = !HasFrames(keys) || i < table.absolute_pairs();
@@ -309,12 +357,13 @@ void EntryReader::TurnKey(int position, bool is_sink, const float* mean, float* 
   for (int i = 0; i < half; ++i) TurnPair(table, position, i, /*back=*/false, row);
 }
 
-void EntryReader::MapBack(int kv_head_idx, StoredEntries* entries) const {
-  const HeadEntries& head = heads_[kv_head_idx];
+void EntryReader::MapBack(int kv_head_idx, StoredEntries* entries) {
+  HeadEntries& head = heads_[kv_head_idx];
   const LayerRows& rows = layer_.layer().rows;
   const HeadBasis* const basis = layer_.basis(kv_head_idx);
   const int n_joined = rows.heads_per_map(), d = rows.head_dim;
-  const RowMatrix k = KeysOf(kv_head_idx), v = ValuesOf(kv_head_idx);
+  const RowMatrix k = maps_rows() ? KeysOf(kv_head_idx) : std::move(head.k);
+  const RowMatrix v = maps_rows() ? ValuesOf(kv_head_idx) : std::move(head.v);
   const bool has_mean = basis != nullptr && TurningPairs(rows.keys) > 0;
   for (int64_t e = 0; e < k.rows(); ++e) {
     for (int part = 0; part < n_joined; ++part) {
@@ -358,6 +407,7 @@ StatusOr<StoredEntries> EntryReader::Read() {
   entries.v.resize(entries.k.size());
   entries.positions.resize(n);
   for_heads([&](int g) { MapBack(g, &entries); });
+  if (!has_positions()) entries.positions.clear();
   return entries;
 }
 

@@ -14,10 +14,11 @@ namespace kvlathe {
 
 // Entries of one layer in the order in which they are held: the sinks, then the others.
 struct StoredEntries {
-  int64_t n_entries = 0;       // of each head
-  int n_heads = 0;             // KV heads of the model
-  std::vector<float> k, v;     // [n_entries, n_heads, head_dim], keys after RoPE
-  std::vector<int> positions;  // [n_heads, n_entries]
+  int64_t n_entries = 0;    // of each head
+  int n_heads = 0;          // KV heads of the model
+  std::vector<float> k, v;  // [n_entries, n_heads, head_dim], keys after RoPE
+  // [n_heads, n_entries]; empty where the cache does not keep them.
+  std::vector<int> positions;
 };
 
 // What is read of a layer.
@@ -26,11 +27,13 @@ struct EntryReading {
   const SequenceCache* cache = nullptr;
   Machine* machine = nullptr;
   BlockPool* pool = nullptr;  // for blocks that live during the call
+  ForwardProfile* profile = nullptr;
 };
 
 // Reads sealed blocks as attention reads them, and undoes the maps of the basis. kUnimplemented
-// where several positions are one entry, kFailedPrecondition where positions of entries are not
-// kept, kResourceExhausted when the system has no memory.
+// where several positions are one entry, where the sequence has found its maps itself, and where
+// keys would be turned by positions that are not kept; kResourceExhausted when the system has no
+// memory.
 StatusOr<StoredEntries> ReadEntries(const EntryReading& reading);
 
 }  // namespace kvlathe

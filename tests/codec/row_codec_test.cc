@@ -206,7 +206,7 @@ TEST_F(RowCodecTest, ReadsBackWhatAttentionReads) {
   for (const char* spec :
        {"none", "kivi(bits=4)", "int8(hadamard=on)", "turboquant(bits=3)", "q8_0", "kvarn",
         "fdc(rate=0)", "fdc(rate=0.4)", "palu(rate=0.4)", "zack(rate=0.3)+kivi(bits=4)",
-        "fdc(rate=0.4)+pool(n=2)", "kcvt(bits=4)+sparse", "window(size=80)"}) {
+        "pool(n=2)", "snapkv(budget=100)", "kcvt(bits=4)+sparse"}) {
     SCOPED_TRACE(spec);
     const auto codec = MakeCodec(spec);
     ASSERT_NE(codec, nullptr);

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import threading
@@ -121,6 +122,9 @@ class CodecTest(unittest.TestCase):
         sequence = codec.encode(k, v, q)
         with self.assertRaisesRegex(FailedPreconditionError, "of 300 positions"):
             codec.decode(sequence)
+        with self.assertRaisesRegex(FailedPreconditionError, "no positions"):
+            sequence.positions(0, 1)
+        sequence = Codec(SHAPE, "h2o(keep=0.5)", n_threads=1).encode(k, v, q)
         positions = sequence.positions(0, 1)
         self.assertEqual(len(positions), sequence.keys(0).shape[0])
         np.testing.assert_array_equal(sequence.keys(0)[:, 1], k[0, positions, 1])
@@ -174,14 +178,14 @@ class CodecTest(unittest.TestCase):
         broken, whole = codec.sequence(), codec.sequence()
         k[0, 10, 0, 0] = np.nan
         out = np.empty_like(q[0])
-        with self.assertRaisesRegex(DataLossError, "sequence 0: layer 0: .*finite"):
+        with self.assertRaisesRegex(DataLossError, "sequence 0: layer 0: .*NaN"):
             codec.attend([broken, whole], 0, q[0], k[0], v[0], out=out)
         half = N // 2
         np.testing.assert_allclose(out[half:], codec.sequence().attend(0, q[0, half:], k[0, half:], v[0, half:]), atol=2e-6)
         self.assertEqual(np.abs(out[:half]).max(), 0)
         whole.attend(1, q[1, half:], k[1, half:], v[1, half:])
         self.assertEqual((broken.n_tokens, whole.n_tokens), (0, half))
-        self.assertIn("finite", broken.failure)
+        self.assertIn("NaN", broken.failure)
         with self.assertRaisesRegex(FailedPreconditionError, "reset it"):
             broken.attend(1, q[1, :half], k[1, :half], v[1, :half])
         broken.reset()
@@ -198,10 +202,10 @@ class CodecTest(unittest.TestCase):
             ((0, q.astype(np.float64), k, v), TypeError, "q is of 64 bits"),
             ((0, q.astype(np.int32), k, v), TypeError, "q is of 32 bits of another type"),
             ((0, q.tolist(), k, v), TypeError, "q is no array"),
-            ((0, None, k, v), TypeError, "q is no array"),
+            ((0, None, k, v), TypeError, "q is None"),
             ((0, q[:0], k[:0], v[:0]), ValueError, "no new positions"),
             ((2, q, k, v), ValueError, "layer 2: there are layers 0 to 1"),
-            ((-1, q, k, v), ValueError, "layer -1"),
+            ((-1, q, k, v), ValueError, "layer is -1"),
             ((1, q, k, v), ValueError, "its next layer is 0"),
         ):
             with self.assertRaisesRegex(kind, line):
@@ -242,7 +246,7 @@ class CodecTest(unittest.TestCase):
             codec.attend([], 0, q, k, v)
         with self.assertRaisesRegex(ValueError, "n_new has 1 numbers of sum 7"):
             codec.attend([sequence], 0, q, k, v, n_new=[7])
-        with self.assertRaisesRegex(ValueError, "n_new"):
+        with self.assertRaisesRegex(ValueError, "sequence 1: no new positions"):
             codec.attend([sequence, codec.sequence()], 0, q, k, v, n_new=[9, -1])
         sequence.attend(0, q, k, v)
         for call in (sequence.to_bytes, sequence.copy, lambda: sequence.keys(0)):
@@ -325,11 +329,18 @@ class CodecTest(unittest.TestCase):
                 of_v = codec.decode(sequence)[1]
                 self.assertLess(np.linalg.norm(of_v - v) / np.linalg.norm(v), 0.2)
                 self.assertEqual(sequence.nbytes, codec.bytes_at(600))
-            with self.assertRaisesRegex(InvalidArgumentError, "gradients"):
+            with self.assertRaisesRegex(FailedPreconditionError, "gradients"):
                 Codec(SHAPE, "lathe(ratio=4)", basis=path, n_threads=1)
             other = Shape(n_layers=3, n_heads=4, n_kv_heads=2, head_dim=32, max_positions=4096, rope_theta=10000.0)
             with self.assertRaises(InvalidArgumentError):
                 Codec(other, "fdc", basis=path, n_threads=1)
+
+    def test_the_example_runs(self):
+        example = pathlib.Path(__file__).resolve().parent.parent.parent / "examples/python/codec.py"
+        for arguments in ([], [str(MODEL), "turboquant(bits=3)"]):
+            command = [sys.executable, "-B", str(example), *arguments]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            self.assertIn("520 positions in", said)
 
     def test_threads_take_turns(self):
         q, k, v = rows()
