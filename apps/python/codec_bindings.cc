@@ -23,6 +23,7 @@
 #include "python/arrays.h"
 #include "python/codec_state.h"
 #include "python/errors.h"
+#include "python/given_weights.h"
 #include "python/guards.h"
 #include "runtime/machines/machine_choice.h"
 
@@ -95,7 +96,8 @@ using SequenceList = std::vector<std::shared_ptr<SequenceHandle>>;
 class CodecHandle {
  public:
   CodecHandle(const ShapeHandle& shape, const std::string& kv, const StatisticsHandle* statistics,
-              const std::string& dtype, int n_threads, int max_positions);
+              const std::string& dtype, int n_threads, int max_positions,
+              const nb::object& weights);
 
   std::string spec() const { return state_->facts().spec().ToString(); }
   double Fraction() const { return state_->facts().Fraction(); }
@@ -123,8 +125,11 @@ class CodecHandle {
 
 CodecHandle::CodecHandle(const ShapeHandle& shape, const std::string& kv,
                          const StatisticsHandle* statistics, const std::string& dtype,
-                         int n_threads, int max_positions) {
-  CodecOptions options = {.spec = kv, .max_positions = max_positions};
+                         int n_threads, int max_positions, const nb::object& weights) {
+  CodecOptions options = {.spec = kv,
+                          .max_positions = max_positions,
+                          .statistics = {},
+                          .weights = ReadGivenWeights(weights, shape.config)};
   if (dtype != "float32" && dtype != "bfloat16") {
     throw nb::value_error(
         fmt::format("dtype is '{}'; it is 'float32' or 'bfloat16'", dtype).c_str());
@@ -429,7 +434,7 @@ class CalibratorHandle {
   }
 
   void Add(int layer, const nb::object& q, const nb::object& k, const nb::object& v, bool rotated,
-           int first_position) {
+           int first_position, bool held_back) {
     const Floats queries(q, "q", {kAnyLength, config_.n_heads, config_.head_dim});
     const int64_t n = queries.length(0);
     const Floats keys(k, "k", {n, config_.n_kv_heads, config_.head_dim});
@@ -441,7 +446,33 @@ class CalibratorHandle {
                              .q = queries.data(),
                              .k = keys.data(),
                              .v = values.data(),
-                             .are_turned = rotated}));
+                             .are_turned = rotated,
+                             .is_held_back = held_back}));
+  }
+  // Each of (k, v).
+  using KeysAndValues = std::pair<nb::object, nb::object>;
+  void AddGradients(int layer, const KeysAndValues& rows, const KeysAndValues& gradients,
+                    const KeysAndValues& through_all, bool rotated) {
+    const Floats k(rows.first, "k", {kAnyLength, config_.n_kv_heads, config_.head_dim});
+    const int64_t n = k.length(0);
+    const auto like_keys = [&](const nb::object& array, const char* name) {
+      return std::make_unique<Floats>(
+          array, name, std::initializer_list<int64_t>{n, config_.n_kv_heads, config_.head_dim});
+    };
+    const auto v = like_keys(rows.second, "v"), to_k = like_keys(gradients.first, "to_k"),
+               to_v = like_keys(gradients.second, "to_v"),
+               all_k = like_keys(through_all.first, "to_k_through_all"),
+               all_v = like_keys(through_all.second, "to_v_through_all");
+    const Turn turn(&turns_);
+    ThrowIfError(Open().AddGradients({.layer_idx = layer,
+                                      .n_tokens = n,
+                                      .k = k.data(),
+                                      .v = v->data(),
+                                      .to_k = to_k->data(),
+                                      .to_v = to_v->data(),
+                                      .to_k_through_all = all_k->data(),
+                                      .to_v_through_all = all_v->data(),
+                                      .are_turned = rotated}));
   }
   StatisticsHandle Finish() {
     const Turn turn(&turns_);
@@ -514,7 +545,9 @@ void BindCodec(nb::module_& module) {
   nb::class_<CalibratorHandle>(module, "CodecCalibrator")
       .def(nb::init<const ShapeHandle&, int>(), "shape"_a, "n_threads"_a)
       .def("add", &CalibratorHandle::Add, "layer"_a, "q"_a, "k"_a, "v"_a, "rotated"_a,
-           "first_position"_a)
+           "first_position"_a, "held_back"_a)
+      .def("add_gradients", &CalibratorHandle::AddGradients, "layer"_a, "rows"_a, "gradients"_a,
+           "through_all"_a, "rotated"_a)
       .def("finish", &CalibratorHandle::Finish);
   nb::class_<SequenceHandle>(module, "CodecSequence")
       .def_prop_ro("n_tokens", [](const SequenceHandle& s) { return s.sequence()->n_tokens(); })
@@ -540,8 +573,9 @@ void BindCodec(nb::module_& module) {
       .def("close", &SequenceHandle::Close);
   nb::class_<CodecHandle>(module, "Codec")
       .def(nb::init<const ShapeHandle&, const std::string&, const StatisticsHandle*,
-                    const std::string&, int, int>(),
-           "shape"_a, "kv"_a, "statistics"_a.none(), "dtype"_a, "n_threads"_a, "max_positions"_a)
+                    const std::string&, int, int, const nb::object&>(),
+           "shape"_a, "kv"_a, "statistics"_a.none(), "dtype"_a, "n_threads"_a, "max_positions"_a,
+           "weights"_a.none())
       .def_prop_ro("spec", &CodecHandle::spec)
       .def("fraction", &CodecHandle::Fraction)
       .def("bytes_at", &CodecHandle::BytesAt, "n_tokens"_a, "n_prompt"_a)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence as SequenceOf
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 Path = Union[str, "os.PathLike[str]"]
 
-__all__ = ["Calibrator", "Codec", "Sequence", "Shape", "Statistics"]
+__all__ = ["Calibrator", "Codec", "Sequence", "Shape", "Statistics", "WeightGrams"]
 
 
 class Shape:
@@ -157,11 +158,33 @@ class Statistics:
         return int(self._native.n_tokens)
 
 
+@dataclass(frozen=True)
+class WeightGrams:
+    """What methods with a basis ask of the weights of attention, where a caller has them.
+
+    For y = x W, with W_K, W_V and W_O [input, output] of one head: arrays of NumPy, dense, by layer and
+    KV head. Where keys are normalised, W_K is multiplied by the norm's weights, and there are no
+    key_biases.
+    """
+
+    key_grams: npt.NDArray[np.float64]
+    """W_K^T W_K, [n_layers, n_kv_heads, head_dim, head_dim]."""
+    value_grams: npt.NDArray[np.float64]
+    """W_V^T W_V, likewise."""
+    output_grams: npt.NDArray[np.float64]
+    """The sum of W_O W_O^T over the query heads that read a KV head, likewise."""
+    key_biases: npt.NDArray[np.float32] | None = None
+    """[n_layers, n_kv_heads, head_dim]."""
+    value_biases: npt.NDArray[np.float32] | None = None
+    """Likewise."""
+
+
 class Calibrator:
     """Makes statistics of queries, keys and values that were captured from a running model.
 
     They hold what fdc, zack and palu take their bases from, and kvquant its codebooks. What an error
-    costs the model cannot be seen from rows alone, so lathe needs a file of `kvlathe calibrate`.
+    costs the model cannot be seen from rows alone: lathe needs add_gradients, or a file of `kvlathe
+    calibrate`.
     """
 
     def __init__(self, shape: Shape, *, n_threads: int | None = None) -> None:
@@ -170,12 +193,23 @@ class Calibrator:
             raise TypeError(f"shape is {type(shape).__name__}; give a kvlathe.codec.Shape")
         self._native = _native.CodecCalibrator(shape._native, _maybe_int32("n_threads", n_threads))
 
-    def add(self, layer: int, q: Any, k: Any, v: Any, *, rotated: bool = True, first_position: int = 0) -> None:
+    def add(
+        self,
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        rotated: bool = True,
+        first_position: int = 0,
+        held_back: bool = False,
+    ) -> None:
         """Counts rows of a layer, q [n, n_heads, head_dim], k and v [n, n_kv_heads, head_dim].
 
         The layers of a piece of text come one after the other. first_position is that of the first row:
         0 begins a sequence, and another must be where the sequence ended. Sequences of 2048 positions
-        and some 8192 in all are usual. rotated: as Codec.attend takes it.
+        and some 8192 in all are usual. rotated: as Codec.attend takes it. held_back: the sequence that
+        begins has no part in maps and bits, and losses are predicted on it; usual is every fifth.
         """
         self._native.add(
             int32_of("layer", layer),
@@ -184,7 +218,28 @@ class Calibrator:
             array_of("v", v),
             flag_of("rotated", rotated),
             int32_of("first_position", first_position),
+            flag_of("held_back", held_back),
         )
+
+    def add_gradients(
+        self,
+        layer: int,
+        rows: tuple[Any, Any],
+        gradients: tuple[Any, Any],
+        through_all: tuple[Any, Any],
+        *,
+        rotated: bool = True,
+    ) -> None:
+        """Shows what errors of a layer's keys and values cost, for lathe and kvquant.
+
+        Each is of keys and of values, [n, n_kv_heads, head_dim]: the rows of a sequence again, all of
+        which add() has had; the gradients, with respect to them, of the log-likelihood of tokens that
+        were drawn at every position from what the model predicts, through the queries that are 64
+        positions or more behind a row; and those through all queries. rotated: keys, and gradients to
+        them, are those after RoPE. Every layer comes once, in any order.
+        """
+        pairs = [_pair_of(*given) for given in (("rows", rows), ("gradients", gradients), ("through_all", through_all))]
+        self._native.add_gradients(int32_of("layer", layer), *pairs, flag_of("rotated", rotated))
 
     def finish(self) -> Statistics:
         """The statistics of all that was added; nothing can be added behind it."""
@@ -308,13 +363,15 @@ class Codec:
         dtype: str = "float32",
         n_threads: int | None = None,
         max_positions: int | None = None,
+        weights: WeightGrams | None = None,
     ) -> None:
         """Decides what the cache is: kv is a spec as --kv takes it.
 
         basis: statistics, or their file, for methods that have a basis or codebooks. dtype: of rows on
         their way and of those that are not compressed yet, "float32" or "bfloat16". n_threads: all
         processors where it is None. max_positions: the context at which a ratio in kv is promised, the
-        shape's own where it is None.
+        shape's own where it is None. weights: what bases ask of the weights; without it the rows of the
+        statistics stand for W_K and W_V, and every direction of a value counts alike.
         """
         if not isinstance(shape, Shape):
             raise TypeError(f"shape is {type(shape).__name__}; give a kvlathe.codec.Shape")
@@ -331,6 +388,7 @@ class Codec:
             text_of("dtype", dtype),
             _maybe_int32("n_threads", n_threads),
             _maybe_int32("max_positions", max_positions),
+            weights,
         )
 
     @property
@@ -431,3 +489,10 @@ def _native_of(sequence: Any) -> Any:
     if not isinstance(sequence, Sequence):
         raise TypeError(f"a sequence is {type(sequence).__name__}; give a kvlathe.codec.Sequence")
     return sequence._native
+
+
+def _pair_of(name: str, value: Any) -> tuple[Any, Any]:
+    """Two arrays, of keys and of values."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name} is {type(value).__name__}; give two arrays, of keys and of values")
+    return array_of(name, value[0]), array_of(name, value[1])

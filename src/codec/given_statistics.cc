@@ -73,17 +73,29 @@ StatusOr<std::vector<std::vector<double>>> GivenStatistics::Grams(const HeadMome
   return grams;
 }
 
+StatusOr<std::vector<std::vector<double>>> GivenStatistics::GramsOfWeights(
+    const std::vector<std::vector<double>>& grams, int n_joined) const {
+  if (n_joined == 1) return grams;
+  return Error(StatusCode::kUnimplemented,
+               "heads that share latents of the weights alone (whiten=off with group={}) are not "
+               "planned from given weights; take whiten=on",
+               n_joined);
+}
+
 StatusOr<std::vector<std::vector<double>>> GivenStatistics::ValueGrams(int n_joined) {
+  if (!weights_.value_grams.empty()) return GramsOfWeights(weights_.value_grams, n_joined);
   if (given_.statistics == nullptr) return NeedsStatistics("a basis of values");
   return Grams(given_.statistics->v, n_joined);
 }
 
 StatusOr<std::vector<std::vector<double>>> GivenStatistics::KeyGrams(int n_joined) {
+  if (!weights_.key_grams.empty()) return GramsOfWeights(weights_.key_grams, n_joined);
   if (given_.statistics == nullptr) return NeedsStatistics("a basis of keys");
   return Grams(given_.statistics->k_pre, n_joined);
 }
 
 StatusOr<std::vector<std::vector<double>>> GivenStatistics::OutputGrams() {
+  if (!weights_.output_grams.empty()) return weights_.output_grams;
   const int d = config_.head_dim;
   std::vector<double> identity(int64_t{d} * d);
   for (int i = 0; i < d; ++i) identity[i * (d + 1)] = 1;

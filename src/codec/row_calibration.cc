@@ -51,7 +51,7 @@ Status RowCalibration::CheckRows(const CapturedRows& rows) const {
 }
 
 // Starts lie all over the context whatever their number (the golden ratio's multiples).
-void RowCalibration::BeginSequence() {
+void RowCalibration::BeginSequence(bool is_held_back) {
   const int n_positions = CalibrationPositions(config_.max_seq_len);
   const int n_sequence = CalibrationSequenceTokens(config_.max_seq_len);
   const double place = static_cast<double>(n_sequences_) * 0.6180339887498949;
@@ -61,24 +61,26 @@ void RowCalibration::BeginSequence() {
     const RopeConfig& rope = config_.attention.of(l).rope;
     shifts_.emplace_back(start, RopeFrequencies(rope, config_.rope_dim()), rope.amplitude);
   }
+  is_held_back_ = is_held_back;
+  has_gradients_.assign(config_.n_layers, false);
   rows_.SetShifts(shifts_);
-  joint_.BeginSequence(shifts_, /*is_held_back=*/false);
+  joint_.BeginSequence(shifts_, is_held_back);
   ++n_sequences_;
   n_seen_ = 0;
 }
 
-void RowCalibration::Turn(const CapturedRows& rows, const float* from, int n_heads,
+void RowCalibration::Turn(const Turning& turning, const float* from, int n_heads,
                           std::vector<float>* to) {
   const int64_t d = config_.head_dim, width = n_heads * d;
-  to->assign(from, from + rows.n_tokens * width);
+  to->assign(from, from + turning.n_tokens * width);
   if (config_.rope_dim() == 0) return;
-  const RopeTable& table = ropes_.of(rows.layer_idx);
+  const RopeTable& table = ropes_.of(turning.layer_idx);
   const int half = table.rope_dim() / 2;
-  const float sign = rows.are_turned ? -1 : 1, scale = rows.are_turned ? table.way_back() : 1;
+  const float sign = turning.is_back ? -1 : 1, scale = turning.scale;
   pool_->Run([&](int worker_id) {
-    const Range tokens = ShareOf(rows.n_tokens, 8, worker_id, pool_->n_workers());
+    const Range tokens = ShareOf(turning.n_tokens, 8, worker_id, pool_->n_workers());
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      const auto position = static_cast<int>(rows.first_position + t);
+      const auto position = static_cast<int>(turning.first_position + t);
       const float *const cos = table.cos(position), *const sin = table.sin(position);
       for (int h = 0; h < n_heads; ++h) {
         float* const row = to->data() + t * width + h * d;
@@ -92,18 +94,24 @@ void RowCalibration::Turn(const CapturedRows& rows, const float* from, int n_hea
   });
 }
 
+float RowCalibration::WayBack(int layer_idx) const {
+  return config_.rope_dim() > 0 ? ropes_.of(layer_idx).way_back() : 1;
+}
+
 Status RowCalibration::Add(const CapturedRows& rows) {
   KVL_RETURN_IF_ERROR(CheckRows(rows));
   KVL_RETURN_IF_ERROR(rows_.status());
   if (rows.layer_idx == 0) {
-    if (rows.first_position == 0) BeginSequence();
+    if (rows.first_position == 0) BeginSequence(rows.is_held_back);
     n_new_ = rows.n_tokens;
   }
   if (config_.rope_dim() > 0) {
     ropes_.mutable_of(rows.layer_idx)->Extend(static_cast<int>(rows.first_position + n_new_));
   }
-  Turn(rows, rows.q, config_.n_heads, &q_);
-  Turn(rows, rows.k, config_.n_kv_heads, &k_);
+  const Turning turning = {rows.layer_idx, n_new_, rows.first_position, rows.are_turned,
+                           rows.are_turned ? WayBack(rows.layer_idx) : 1};
+  Turn(turning, rows.q, config_.n_heads, &q_);
+  Turn(turning, rows.k, config_.n_kv_heads, &k_);
   std::vector<int> positions(n_new_);
   std::iota(positions.begin(), positions.end(), rows.first_position);
   const bool turned = rows.are_turned;
@@ -126,6 +134,64 @@ Status RowCalibration::Add(const CapturedRows& rows) {
   return OkStatus();
 }
 
+Status RowCalibration::CheckGradients(const CapturedGradients& gradients) const {
+  const int l = gradients.layer_idx;
+  if (l < 0 || l >= config_.n_layers) {
+    return Error(StatusCode::kInvalidArgument, "layer {}: there are layers 0 to {}", l,
+                 config_.n_layers - 1);
+  }
+  if (next_layer_ > 0 || n_sequences_ == 0 || gradients.n_tokens != n_seen_) {
+    return Error(StatusCode::kInvalidArgument,
+                 "layer {}: gradients of {} rows; they come behind all rows of their sequence, and "
+                 "of all of them",
+                 l, gradients.n_tokens);
+  }
+  if (has_gradients_[l]) {
+    return Error(StatusCode::kInvalidArgument,
+                 "layer {}: the sequence has its gradients already; each layer comes once", l);
+  }
+  return OkStatus();
+}
+
+Status RowCalibration::AddGradients(const CapturedGradients& gradients) {
+  KVL_RETURN_IF_ERROR(CheckGradients(gradients));
+  if (!fisher_.has_value()) {
+    fisher_.emplace(ShapeOfRows(config_), MostTurningPairs(config_.rope_dim()), pool_);
+  }
+  const int l = gradients.layer_idx, n_heads = config_.n_kv_heads;
+  const bool turned = gradients.are_turned;
+  // A gradient goes through the turn the other way: by its transpose, which is not its inverse
+  // where RoPE stretches.
+  const float inverse = WayBack(l);
+  Turn({l, n_seen_, 0, turned, turned ? inverse : 1}, gradients.k, n_heads, &k_);
+  const Turning of_gradients = {l, n_seen_, 0, turned, turned ? 1 : inverse};
+  Turn(of_gradients, gradients.to_k, n_heads, &to_k_);
+  Turn(of_gradients, gradients.to_k_through_all, n_heads, &to_k_through_all_);
+  const auto after = [&](const float* given, const std::vector<float>& other) {
+    return turned ? given : other.data();
+  };
+  const auto before = [&](const float* given, const std::vector<float>& other) {
+    return turned ? other.data() : given;
+  };
+  const RowGradients shown = {.layer_idx = l,
+                              .n_tokens = gradients.n_tokens,
+                              .k_post = after(gradients.to_k, to_k_),
+                              .k_pre = before(gradients.to_k, to_k_),
+                              .v = gradients.to_v,
+                              .k_post_rows = after(gradients.k, k_),
+                              .k_pre_rows = before(gradients.k, k_),
+                              .v_rows = gradients.v,
+                              .through_all = {after(gradients.to_k_through_all, to_k_through_all_),
+                                              before(gradients.to_k_through_all, to_k_through_all_),
+                                              gradients.to_v_through_all}};
+  fisher_->Add(shown, shifts_[l], joint_.turning_means(), is_held_back_);
+  has_gradients_[l] = true;
+  if (++n_gradients_ % config_.n_layers == 0) {
+    fisher_->CountTokens(gradients.n_tokens, is_held_back_);
+  }
+  return OkStatus();
+}
+
 StatusOr<CalibrationStatistics> RowCalibration::Finish() {
   if (next_layer_ > 0) {
     return Error(StatusCode::kFailedPrecondition,
@@ -133,7 +199,18 @@ StatusOr<CalibrationStatistics> RowCalibration::Finish() {
                  config_.n_layers);
   }
   KVL_RETURN_IF_ERROR(rows_.status());
+  if (n_gradients_ > 0 && n_gradients_ != n_sequences_ * config_.n_layers) {
+    return Error(
+        StatusCode::kFailedPrecondition,
+        "there are gradients of {} layers of {} sequences with {} each; show those of all, "
+        "or none",
+        n_gradients_, n_sequences_, config_.n_layers);
+  }
   KVL_ASSIGN_OR_RETURN(CalibrationStatistics statistics, rows_.Finish());
+  if (fisher_.has_value()) {
+    joint_.SettleTurningMeans(fisher_->keys_before_rope());
+    KVL_RETURN_IF_ERROR(fisher_->Finish(joint_.turning_means(), &statistics));
+  }
   joint_.Finish(&statistics);
   statistics.source.model_hash = "rows";
   statistics.source.rope = config_.DescribePositions();

@@ -48,7 +48,7 @@ RowCodec::RowCodec(const ModelConfig& config, const CodecOptions& options,
     : machine_(std::move(machine)),
       config_(config),
       types_(options.row_type),
-      source_(&config_, options.statistics, &machine_->host_threads()),
+      source_(&config_, options.statistics, options.weights, &machine_->host_threads()),
       pool_(std::numeric_limits<int64_t>::max(), &machine_->memory()) {
   activations_.memory = &machine_->memory();
   activations_.types = types_;

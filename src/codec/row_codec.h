@@ -27,6 +27,7 @@ struct CodecOptions {
   DType row_type = DType::kF32;  // of rows on their way and of plain blocks: kF32 or kBf16
   int max_positions = 0;         // at which a promised ratio holds; 0: those of the config
   NamedStatistics statistics;
+  GivenWeights weights = {};
 };
 
 // Rows of one layer for several sequences, one after the other: queries [n_tokens, n_heads,
