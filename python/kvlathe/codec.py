@@ -238,8 +238,13 @@ class Calibrator:
         positions or more behind a row; and those through all queries. rotated: keys, and gradients to
         them, are those after RoPE. Every layer comes once, in any order.
         """
-        pairs = [_pair_of(*given) for given in (("rows", rows), ("gradients", gradients), ("through_all", through_all))]
-        self._native.add_gradients(int32_of("layer", layer), *pairs, flag_of("rotated", rotated))
+        self._native.add_gradients(
+            int32_of("layer", layer),
+            _pair_of("rows", rows),
+            _pair_of("gradients", gradients),
+            _pair_of("through_all", through_all),
+            flag_of("rotated", rotated),
+        )
 
     def finish(self) -> Statistics:
         """The statistics of all that was added; nothing can be added behind it."""
@@ -442,7 +447,7 @@ class Codec:
         Returns [n, n_heads, head_dim]. DataLossError where rows that are to be compressed hold NaN or
         infinity: that sequence has failed, and the others have their outputs, in `out`, and go on.
         """
-        return self._native.attend(  # type: ignore[no-any-return]
+        result: Any = self._native.attend(
             [_native_of(sequence) for sequence in sequences],
             int32_of("layer", layer),
             array_of("q", q),
@@ -453,6 +458,7 @@ class Codec:
             flag_of("rotated", rotated),
             out,
         )
+        return result  # type: ignore[no-any-return]
 
     def encode(self, k: Any, v: Any, q: Any | None = None, *, rotated: bool = True) -> Sequence:
         """A sequence of these rows: k and v [n_layers, n, n_kv_heads, head_dim].

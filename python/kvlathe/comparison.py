@@ -74,7 +74,7 @@ class Comparison:
     def from_json(json: Mapping[str, Any]) -> Comparison:
         """Of what kvlathe compare --json prints."""
         names = ("kv", "kv_resolved", "kv_fraction", "perplexity", "kl", "kl_stderr", "top1_agreement")
-        rows = [ComparisonRow(*(row[name] for name in names), fields=row) for row in json["rows"]]
+        rows = [ComparisonRow(**{name: row[name] for name in names}, fields=row) for row in json["rows"]]
         return Comparison(json["model"], json["text"], json["tokens"], rows)
 
     def __iter__(self) -> Iterator[ComparisonRow]:
