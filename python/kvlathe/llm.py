@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import threading
@@ -184,8 +185,15 @@ class LLM:
         """How the model's own files say that it is sampled (temperature 0.8 where they say
         nothing), with the defaults of SamplingParams for the rest."""
         # The library's floats have 24 bits: 0.8 is meant by what is next to it.
-        given: dict[str, Any] = {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in self._native.default_sampling.items()}
-        return SamplingParams(**given)
+        given = {name: float(f"{value:.7g}") for name, value in self._native.default_sampling.items()}
+        return SamplingParams(
+            temperature=given["temperature"],
+            top_k=int(given["top_k"]),
+            top_p=given["top_p"],
+            min_p=given["min_p"],
+            repetition_penalty=given["repetition_penalty"],
+            repeat_last_n=int(given["repeat_last_n"]),
+        )
 
     @overload
     def generate(
@@ -474,7 +482,7 @@ class LLM:
         if not use_tqdm:
             yield
             return
-        from tqdm.auto import tqdm
+        tqdm = importlib.import_module("tqdm.auto").tqdm
 
         with tqdm(total=100, dynamic_ncols=True, bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}") as bar:
 
@@ -550,7 +558,7 @@ def _progress_bar(total: int, what: str, use_tqdm: bool) -> Iterator[Callable[..
     if not use_tqdm:
         yield None
         return
-    from tqdm.auto import tqdm
+    tqdm = importlib.import_module("tqdm.auto").tqdm
 
     with tqdm(total=total, desc=what, dynamic_ncols=True) as bar:
 

@@ -11,6 +11,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import select
 import shutil
 import subprocess
@@ -36,6 +37,7 @@ try:
     from lmcache.v1.memory_allocators.ad_hoc_memory_allocator import AdHocMemoryAllocator
     from lmcache.v1.memory_management import MemoryFormat
     from lmcache.v1.metadata import LMCacheMetadata
+    from lmcache.v1.platform import consume_fd
     from lmcache.v1.storage_backend import CreateStorageBackends
 except ImportError as error:
     print(f"LMCache is not there ({error})")
@@ -49,6 +51,8 @@ KVLATHE, MODEL = (pathlib.Path(argument) for argument in sys.argv[1:3])
 KV = "kivi(bits=4,group=64,sink=0)"
 N_LAYERS, N_HEADS, HEAD_DIM, N_TOKENS = 6, 2, 64, 256
 N_CHANNELS = N_HEADS * HEAD_DIM
+# Of the squares of rows, by codes of 4 bits of such noise as rows() gives.
+MOST_LOST = 0.02
 KEY = ObjectKey(chunk_hash=b"a" * 32, model_name="nano", kv_rank=0)
 
 
@@ -81,7 +85,7 @@ class ChunkCodecTest(unittest.TestCase):
     def test_bytes_and_rows_are_those_of_the_codec(self):
         chunk = rows(1)
         data = self.codec.pack(chunk)
-        own = Codec(Shape.from_config(MODEL), KV, max_positions=N_TOKENS)
+        own = Codec(Shape.from_config(MODEL), KV, dtype="bfloat16", max_positions=N_TOKENS)
         by_heads = chunk.reshape(2, N_LAYERS, N_TOKENS, N_HEADS, HEAD_DIM)
         sequence = own.encode(by_heads[0], by_heads[1])
         self.assertEqual(data[24:], sequence.to_bytes())
@@ -94,7 +98,7 @@ class ChunkCodecTest(unittest.TestCase):
         keys, values = own.decode(sequence)
         np.testing.assert_array_equal(again[0].reshape(keys.shape), keys)
         np.testing.assert_array_equal(again[1].reshape(values.shape), values)
-        self.assertLess(loses(chunk, again), 0.01)
+        self.assertLess(loses(chunk, again), MOST_LOST)
         self.assertGreater(loses(chunk, again), 1e-4)
 
     def test_methods_lose_what_their_bits_say(self):
@@ -110,12 +114,12 @@ class ChunkCodecTest(unittest.TestCase):
             chunk = rows(3, n_tokens)
             data = self.codec.pack(chunk)
             self.assertEqual(len(data), self.codec.packed_size(N_LAYERS, n_tokens))
-            self.assertLess(loses(chunk, self.codec.unpack(data)), 0.01)
+            self.assertLess(loses(chunk, self.codec.unpack(data)), MOST_LOST)
         for n_layers, n_channels in ((1, N_CHANNELS), (3, N_CHANNELS), (N_LAYERS, HEAD_DIM)):
             chunk = rows(4, N_TOKENS, n_layers, n_channels)
             again = self.codec.unpack(self.codec.pack(chunk))
             self.assertEqual(again.shape, chunk.shape)
-            self.assertLess(loses(chunk, again), 0.01)
+            self.assertLess(loses(chunk, again), MOST_LOST)
 
     def test_wrong_arrays_are_refused(self):
         for chunk, needle in ((rows(1)[:1], "shape"), (rows(1, N_TOKENS + 1), "256"), (rows(1, 4)[..., :100], "channels"),
@@ -148,12 +152,57 @@ class ChunkCodecTest(unittest.TestCase):
 
     def test_methods_that_do_not_fit_chunks_are_refused(self):
         for kv, needle in (("snapkv(keep=0.5)", "chunks at rest"), ("window(size=64)", "chunks at rest"),
-                           ("kvquant(bits=4)", "kvquant|statistics|basis"), ("palu(rate=0.5)", "palu|statistics|basis"),
-                           ("lathe(ratio=4)", "lathe|basis|statistics"), ("kivi(bits=99)", "bits")):
+                           ("lathe(ratio=4,keys=after)", "give basis"),
+                           ("kivi(bits=99)", "bits")):
             with self.subTest(kv=kv), self.assertRaisesRegex(kvlathe.KvlatheError, needle):
                 ChunkCodec(kv, MODEL)
         with self.assertRaisesRegex(ValueError, "at least one"):
             ChunkCodec(KV, MODEL, chunk_tokens=0)
+
+    def test_lathe_has_its_ratio_in_a_chunk(self):
+        basis = self.basis()
+        for ratio in (4, 8):
+            codec = ChunkCodec(f"lathe(ratio={ratio},keys=after,newest=0,sink=0)", MODEL, basis=basis)
+            chunk = rows(6)
+            data = codec.pack(chunk)
+            # Of 16 bits, with the heads of the layers.
+            self.assertLess(len(data), 2 * chunk.size / ratio * 1.05)
+            self.assertEqual(codec.unpack(data).shape, chunk.shape)
+            with self.assertRaises(kvlathe.errors.DataLossError):
+                self.codec.unpack(data)
+        with self.assertRaisesRegex(kvlathe.errors.InvalidArgumentError, "whole model"):
+            codec.pack(rows(6, n_layers=3))
+        # What has to know where a chunk stands, or what reads it.
+        for kv, needle in (("lathe(ratio=4,keys=centred,newest=0,sink=0)", "keys=after"), ("palu(rate=0.5)", "before RoPE"),
+                           ("kvquant(bits=4)", "before RoPE"), ("eigen(rate=0.5)", "before RoPE"),
+                           ("lathe(ratio=4,keys=after)", "reach only"),
+                           ("lathe(ratio=4,keys=after,newest=0,sink=0,classes=3)", "at rest")):
+            with self.subTest(kv=kv), self.assertRaisesRegex(kvlathe.KvlatheError, needle):
+                ChunkCodec(kv, MODEL, basis=basis)
+
+    def basis(self):
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="kvlathe_lmcache_"))
+        self.addCleanup(shutil.rmtree, folder)
+        subprocess.run([KVLATHE, "calibrate", "-m", MODEL, "--output", folder / "basis.safetensors"],
+                       capture_output=True, check=True)
+        return folder / "basis.safetensors"
+
+    def test_the_example(self):
+        try:
+            import transformers  # noqa: F401
+        except ImportError as error:
+            self.skipTest(str(error))
+        example = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python" / "chunks_at_rest.py"
+        lathe = "lathe(ratio=8,keys=after,newest=0,sink=0)"
+        done = subprocess.run([sys.executable, "-B", example, MODEL, MODEL / "sample.txt", "none", KV,
+                               f"{lathe}@{self.basis()}"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = [re.fullmatch(r"(\S+) +([\d.]+)% of 16 bits, KL ([\d.]+) nats a token", line).groups()
+                 for line in done.stdout.splitlines()]
+        self.assertEqual([kv for kv, _, _ in found], ["none", KV, lathe])
+        for (_, share, kl), most_share, most_kl in zip(found, (101, 29, 12.8), (1e-5, 0.001, 0.002), strict=True):
+            self.assertLess(float(share), most_share)
+            self.assertLess(float(kl), most_kl)
 
     def test_threads_share_a_codec(self):
         chunks = [rows(seed, 128) for seed in range(12)]
@@ -166,7 +215,7 @@ class ChunkCodecTest(unittest.TestCase):
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             for i, data, again in pool.map(go, range(48)):
                 self.assertEqual(data, expected[i])
-                self.assertLess(loses(chunks[i], again), 0.01)
+                self.assertLess(loses(chunks[i], again), MOST_LOST)
 
 
 class ServerTest(unittest.TestCase):
@@ -235,6 +284,7 @@ def wait(poller_of, what):
     poller.register(poller_of, select.POLLIN)
     if not poller.poll(60000):
         raise TimeoutError(what)
+    consume_fd(poller_of)
 
 
 def serve(folder, description):
@@ -313,7 +363,7 @@ class EngineTest(unittest.TestCase):
         return made["LocalCPUBackend"], made.get("RemoteBackend-kvlathe")
 
     def test_chunks_go_to_files_and_come_back(self):
-        memory, remote = self.backends(self.config())
+        memory, remote = self.backends(self.config({"kvlathe.kv": KV, "kvlathe.model": str(MODEL)}))
         self.addCleanup(remote.close)
         codec = ChunkCodec(KV, MODEL)
         for number, n_tokens in ((1, N_TOKENS), (2, 112)):
@@ -359,7 +409,7 @@ class EngineTest(unittest.TestCase):
             back = unpacks.deserialize(packs.serialize(tensor_object(laid, form=form)))
             self.assertEqual(back.get_memory_format(), form)
             self.assertEqual(back.tensor.shape, torch.Size(laid.shape))
-            self.assertLess(loses(laid, back.tensor.float().numpy()), 0.01)
+            self.assertLess(loses(laid, back.tensor.float().numpy()), MOST_LOST)
         # Other names are LMCache's.
         naive, _ = naive_serde.CreateSerde("naive", self.metadata(), self.config())
         self.assertEqual(type(naive).__name__, "NaiveSerializer")
