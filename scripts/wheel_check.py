@@ -109,11 +109,11 @@ def is_guest(example: pathlib.Path) -> bool:
 
 
 def check_examples() -> str:
-    """Those that need no further package, with lathe-nano and the program's own text."""
+    """Those that need no further package, with lathe-nano."""
     names = []
     for example in sorted((HERE / "examples").glob("*.py")):
         if not is_guest(example):
-            output_of(sys.executable, "-B", example, MODEL, MODEL / "sample.txt")
+            output_of(sys.executable, "-B", example, MODEL)
             names.append(example.name)
     return ", ".join(names) or "none that needs no further package"
 

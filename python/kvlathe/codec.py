@@ -238,11 +238,12 @@ class Calibrator:
         positions or more behind a row; and those through all queries. rotated: keys, and gradients to
         them, are those after RoPE. Every layer comes once, in any order.
         """
-        for name, pair in (("rows", rows), ("gradients", gradients), ("through_all", through_all)):
-            if not isinstance(pair, tuple) or len(pair) != 2 or any(array is None for array in pair):
-                raise TypeError(f"{name} is no pair; give those of keys and of values")
         self._native.add_gradients(
-            int32_of("layer", layer), rows, gradients, through_all, flag_of("rotated", rotated)
+            int32_of("layer", layer),
+            _pair_of("rows", rows),
+            _pair_of("gradients", gradients),
+            _pair_of("through_all", through_all),
+            flag_of("rotated", rotated),
         )
 
     def finish(self) -> Statistics:
@@ -499,3 +500,10 @@ def _native_of(sequence: Any) -> Any:
     if not isinstance(sequence, Sequence):
         raise TypeError(f"a sequence is {type(sequence).__name__}; give a kvlathe.codec.Sequence")
     return sequence._native
+
+
+def _pair_of(name: str, value: Any) -> tuple[Any, Any]:
+    """Two arrays, of keys and of values."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name} is {type(value).__name__}; give two arrays, of keys and of values")
+    return array_of(name, value[0]), array_of(name, value[1])
