@@ -40,7 +40,7 @@ for argument in "$@"; do
     --with-trainer) packages+=(libtorch-dev libgloo-dev libopenblas0-pthread) ;;
     --with-browser) packages+=(chromium chromium-driver python3-selenium) ;;
     --with-deploy)
-      packages+=(haproxy curl systemd dpkg-dev lintian man-db zsh fish buildah mmdebstrap python3-pip python3-venv)
+      packages+=(haproxy curl systemd dpkg-dev lintian man-db zsh fish buildah mmdebstrap uidmap python3-pip python3-venv)
       with_deploy=1
       ;;
     --with-cuda) with_cuda=1 ;;

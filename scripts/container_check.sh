@@ -5,7 +5,8 @@
 #   scripts/container_check.sh --whole [--ccache FOLDER]
 #                                                   both stages; objects of a compiler cache are taken, and added
 # The image debian:12 is made by mmdebstrap from the mirror of apt. It needs the Debian packages buildah and mmdebstrap
-# (scripts/bootstrap.sh --with-deploy), and ends with 77 where those or the mirror are missing.
+# (scripts/bootstrap.sh --with-deploy), and ends with 77 where those or the mirror are missing. Who is not root needs uidmap
+# too, and ids of their own in /etc/subuid and /etc/subgid, which Debian gives to every user that is added.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -52,9 +52,13 @@ bytes=$(stat -c %s "$wheel")
 [ "$bytes" -lt "$max_bytes" ] || fail "$(basename "$wheel") has $bytes bytes, which is more than $max_bytes"
 
 # Beside it lies all that it is tried with, so that nothing of this tree is found.
-mkdir "$work/trial" "$work/trial/models"
-cp -r README.md examples/python tests/python scripts/wheel_check.py "$work/trial/" 2>/dev/null || true
+mkdir -p "$work/trial/models"
+cp README.md scripts/wheel_check.py "$work/trial/"
+cp -r examples/python "$work/trial/examples"
+cp -r tests/python "$work/trial/tests"
 cp -r models/lathe-nano "$work/trial/models/"
+PYTHONPATH=tests logged "$python" -B -c 'import pathlib, sys, model_files
+model_files.gguf_of(pathlib.Path(sys.argv[1])).write(pathlib.Path(sys.argv[2]))' models/lathe-nano "$work/trial/model.gguf"
 for interpreter in "$python" "$@"; do
   logged "$interpreter" -m venv --clear "$work/clean"
   logged "$work/clean/bin/pip" install --disable-pip-version-check --only-binary :all: "$wheel"

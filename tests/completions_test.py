@@ -160,7 +160,8 @@ class ShellsTest(unittest.TestCase):
         os.write(self.terminal, text.encode() + b"\r")
 
     def calls(self):
-        return self.log.read_text().splitlines() if self.log.exists() else []
+        """The lines that are written to their end."""
+        return self.log.read_text().split("\n")[:-1] if self.log.exists() else []
 
     def wait_for(self, n_calls):
         end = time.monotonic() + 20

@@ -9,6 +9,7 @@ import json
 import pathlib
 import re
 import shutil
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -170,6 +171,23 @@ class HubCase(cli_support.CommandLineCase):
         self.assert_refused(1, "127.0.0.1:1 cannot be reached", "run", "-m", "hf:owner/file", "-p", "x")
         self.environment["HF_HUB_OFFLINE"] = "1"
         self.assert_refused(1, "HF_HUB_OFFLINE", "chat", "-m", "hf:owner/file")
+
+    def test_a_hub_of_https_is_trusted_by_certificates(self):
+        key, certificate = self.folder / "key.pem", self.folder / "certificate.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key,
+                        "-out", certificate, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+                       check=True, capture_output=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        self.hub.socket = context.wrap_socket(self.hub.socket, server_side=True, do_handshake_on_connect=False)
+        self.environment["HF_ENDPOINT"] = self.hub.endpoint.replace("http:", "https:")
+        command = ["tokenize", "-m", "hf:owner/file"]
+        for file in (None, "/etc/hostname", str(self.folder / "missing.pem")):
+            if file is not None:
+                self.environment["SSL_CERT_FILE"] = file
+            self.assert_refused(1, "have SSL_CERT_FILE name a file of certificates", *command)
+        self.environment["SSL_CERT_FILE"] = str(certificate)
+        self.assertGreater(len(self.json_of(*command, stdin=b"Hello")["ids"]), 0)
 
     def test_what_is_there_wins_over_a_name(self):
         (self.folder / "hf:owner").mkdir()

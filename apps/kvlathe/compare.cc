@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "kvlathe/open_workspace.h"
-#include "runtime/comparison_run.h"
+#include "runtime/measuring/comparison_run.h"
 #include "runtime/shared_texts.h"
 
 namespace kvlathe {

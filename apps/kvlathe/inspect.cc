@@ -19,8 +19,8 @@
 #include "kvlathe/inspect_merging.h"
 #include "kvlathe/inspect_shards.h"
 #include "kvlathe/open_workspace.h"
-#include "runtime/cache_inspection.h"
 #include "runtime/calibration_run.h"
+#include "runtime/measuring/cache_inspection.h"
 
 namespace kvlathe {
 namespace {

@@ -9,7 +9,7 @@
 #include "io/files.h"
 #include "kv/seal/seal_schedule.h"
 #include "kvlathe/open_workspace.h"
-#include "runtime/comparison_run.h"
+#include "runtime/measuring/comparison_run.h"
 #include "runtime/profile_file.h"
 #include "runtime/shared_texts.h"
 

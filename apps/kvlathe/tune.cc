@@ -7,8 +7,8 @@
 
 #include "kvlathe/eval/task_options.h"
 #include "kvlathe/open_workspace.h"
+#include "runtime/measuring/tuning_run.h"
 #include "runtime/spec_models.h"
-#include "runtime/tuning_run.h"
 #include "tuning/tune_method.h"
 
 namespace kvlathe {

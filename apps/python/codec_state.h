@@ -20,7 +20,7 @@ class CodecState {
   ~CodecState() {
     if (!turns_.is_child()) return;
     // A child of a fork has none of the threads, which nobody could wait for.
-    for (auto& sequence : given_back_) static_cast<void>(sequence.release());
+    for (auto& sequence : given_back_) Keep(std::move(sequence));
     static_cast<void>(codec_.release());
     static_cast<void>(threads_.release());
   }
@@ -36,9 +36,10 @@ class CodecState {
   // What is the same all the time.
   const RowCodec& facts() const { return *codec_; }
 
-  void GiveBack(std::unique_ptr<CodecSequence> sequence) {
+  // The last of those who had it frees it, within a turn.
+  void GiveBack(std::shared_ptr<CodecSequence> sequence) {
     if (sequence == nullptr) return;
-    if (turns_.is_child()) return static_cast<void>(sequence.release());
+    if (turns_.is_child()) return Keep(std::move(sequence));
     {
       const std::lock_guard lock(giving_back_);
       given_back_.push_back(std::move(sequence));
@@ -49,8 +50,12 @@ class CodecState {
   }
 
  private:
+  // For good.
+  static void Keep(std::shared_ptr<CodecSequence> sequence) {
+    new std::shared_ptr<CodecSequence>(std::move(sequence));
+  }
   void FreeGivenBack() {
-    std::vector<std::unique_ptr<CodecSequence>> sequences;
+    std::vector<std::shared_ptr<CodecSequence>> sequences;
     const std::lock_guard lock(giving_back_);
     sequences.swap(given_back_);
   }
@@ -59,7 +64,7 @@ class CodecState {
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<RowCodec> codec_;
   std::mutex giving_back_;
-  std::vector<std::unique_ptr<CodecSequence>> given_back_;
+  std::vector<std::shared_ptr<CodecSequence>> given_back_;
 };
 
 }  // namespace kvlathe::python

@@ -54,7 +54,7 @@ nb::object StopReasonOf(const Answer& answer) {
 }
 
 // [rows, hidden_dim] for all hidden states, [hidden_dim] for one.
-nb::object EmbeddingOf(const Answer& answer) {
+nb::ndarray<nb::numpy, float> EmbeddingOf(const Answer& answer) {
   const std::vector<float>& values = answer.outcome().embedding;
   auto* const data = new std::vector<float>(values);
   const nb::capsule owner(data,
@@ -62,10 +62,10 @@ nb::object EmbeddingOf(const Answer& answer) {
   if (answer.ask().pooling == Pooling::kAll) {
     const size_t n_rows = answer.ask().prompt.size();
     const size_t shape[] = {n_rows, values.size() / n_rows};
-    return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(data->data(), 2, shape, owner));
+    return nb::ndarray<nb::numpy, float>(data->data(), 2, shape, owner);
   }
   const size_t shape[] = {values.size()};
-  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<1>>(data->data(), 1, shape, owner));
+  return nb::ndarray<nb::numpy, float>(data->data(), 1, shape, owner);
 }
 
 Answers Submit(HeldModel& model, const std::vector<Ask>& asks, const MaybeText& kv) {
@@ -177,12 +177,18 @@ void BindAnswer(nb::module_& module) {
       .def_prop_ro("has_ended", &Answer::has_ended)
       .def_prop_ro("text", &Answer::text)
       .def_prop_ro("token_ids", &Answer::ids)
-      .def_prop_ro("logprobs", [](const Answer& answer) { return ListOf(answer.logprobs()); })
-      .def_prop_ro("prompt_logprobs",
-                   [](const Answer& answer) { return ListOf(answer.outcome().prompt_logprobs); })
+      .def_prop_ro(
+          "logprobs", [](const Answer& answer) { return ListOf(answer.logprobs()); },
+          nb::sig("def logprobs(self) -> list[tuple[int, float, int, list[tuple[int, float]]]]"))
+      .def_prop_ro(
+          "prompt_logprobs",
+          [](const Answer& answer) { return ListOf(answer.outcome().prompt_logprobs); },
+          nb::sig("def prompt_logprobs(self) -> "
+                  "list[tuple[int, float, int, list[tuple[int, float]]]]"))
       .def_prop_ro("finish_reason",
                    [](const Answer& answer) { return NameOf(answer.outcome().finish_reason); })
-      .def_prop_ro("stop_reason", &StopReasonOf)
+      .def_prop_ro("stop_reason", &StopReasonOf,
+                   nb::sig("def stop_reason(self) -> int | str | None"))
       .def_prop_ro("kv_bytes",
                    [](const Answer& answer) { return answer.outcome().kv_bytes.total(); })
       .def_prop_ro("kv_fraction", &Answer::kv_fraction)
@@ -198,7 +204,7 @@ void BindAnswer(nb::module_& module) {
                    [](const Answer& answer) { return answer.outcome().n_drafted_tokens; })
       .def_prop_ro("n_accepted",
                    [](const Answer& answer) { return answer.outcome().n_accepted_tokens; })
-      .def_prop_ro("embedding", &EmbeddingOf);
+      .def_prop_ro("embedding", &EmbeddingOf, nb::rv_policy::automatic);
 }
 
 void BindSession(nb::module_& module) {

@@ -101,8 +101,11 @@ void Listeners::Progress(const std::string& what, double fraction) const {
 std::shared_ptr<HeldModel> HeldModel::Open(const ModelSettings& settings, nb::object on_note) {
   std::shared_ptr<HeldModel> model(new HeldModel(settings, MakeListeners(std::move(on_note))));
   const Turn turn(&model->turns_);
-  model->serving_ =
-      ValueOrThrow(OpenServingModel(ValueOrThrow(OptionsOf(settings, model->listeners_))));
+  ServingOptions options = ValueOrThrow(OptionsOf(settings, model->listeners_));
+  const auto interrupts = std::make_shared<Interrupts>();  // of a calibration, which takes long
+  options.open.interrupt = [interrupts] { return interrupts->Ask(); };
+  model->serving_ = interrupts->Value(OpenServingModel(options));
+  model->serving_->workspace->weights().set_interrupt(nullptr);
   model->StartEngine();
   return model;
 }
@@ -159,9 +162,11 @@ int HeldModel::LevelOf(const std::string& kv) {
               "there, or wait for them",
               kv));
   }
+  Measuring measuring(this, /*exact_rows=*/false);
   workspace()->Expect(spec);
-  SpecModel made = ValueOrThrow(workspace()->MakeModel(kv));
+  SpecModel made = measuring.Value(workspace()->MakeModel(kv));
   WarnOfLoss(workspace(), {&made, 1});
+  measuring.Check(OkStatus());
   levels.push_back(std::move(made));
   StartEngine();
   return static_cast<int>(levels.size()) - 1;
@@ -214,29 +219,33 @@ void HeldSession::CheckIsFree() const {
                           "the session is in use by a request; wait until that has finished"));
 }
 
+Status Interrupts::Ask() {
+  if (raised_ == nullptr) {
+    try {
+      signals_.Check();
+      return OkStatus();
+    } catch (...) {
+      raised_ = std::current_exception();
+    }
+  }
+  return Error(StatusCode::kCancelled, "interrupted");
+}
+
+void Interrupts::Check(const Status& status) {
+  if (raised_ != nullptr) std::rethrow_exception(std::exchange(raised_, nullptr));
+  ThrowIfError(status);
+}
+
 Measuring::Measuring(HeldModel* model, bool exact_rows) : serving_(model->serving()) {
   Workspace* const workspace = serving_->workspace.get();
   was_exact_ = workspace->options().exact_rows;
   workspace->set_exact_rows(was_exact_ || exact_rows);
-  workspace->weights().set_interrupt([this]() -> Status {
-    try {
-      signals_.Check();
-    } catch (...) {
-      raised_ = std::current_exception();
-      return Error(StatusCode::kCancelled, "interrupted");
-    }
-    return OkStatus();
-  });
+  workspace->weights().set_interrupt([this] { return interrupts_.Ask(); });
 }
 
 Measuring::~Measuring() {
   serving_->workspace->weights().set_interrupt(nullptr);
   serving_->workspace->set_exact_rows(was_exact_);
-}
-
-void Measuring::Check(const Status& status) {
-  if (raised_ != nullptr) std::rethrow_exception(std::exchange(raised_, nullptr));
-  ThrowIfError(status);
 }
 
 }  // namespace kvlathe::python

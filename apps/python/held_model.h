@@ -119,16 +119,12 @@ struct HeldSession {
   bool is_closed = false;
 };
 
-// Has the library ask Python for signals before each step of a model while it lives, and measures
-// exactly where `exact_rows` says so. With the turn.
-class Measuring {
+// Has a library that was told to ask it stop where a signal handler of Python raises something.
+class Interrupts {
  public:
-  Measuring(HeldModel* model, bool exact_rows);
-  ~Measuring();
-  Measuring(const Measuring&) = delete;
-  Measuring& operator=(const Measuring&) = delete;
-
-  // Throws what a signal handler raised, or the error.
+  // Without the interpreter: kCancelled once something was raised.
+  Status Ask();
+  // Throws what was raised, or the error.
   void Check(const Status& status);
   template <typename T>
   T Value(StatusOr<T> value) {
@@ -137,9 +133,29 @@ class Measuring {
   }
 
  private:
-  std::shared_ptr<ServingModel> serving_;
   Signals signals_;
   std::exception_ptr raised_;
+};
+
+// Asks for signals before each step of a model while it lives, and measures exactly where
+// `exact_rows` says so. With the turn.
+class Measuring {
+ public:
+  Measuring(HeldModel* model, bool exact_rows);
+  ~Measuring();
+  Measuring(const Measuring&) = delete;
+  Measuring& operator=(const Measuring&) = delete;
+
+  // Interrupts::Check.
+  void Check(const Status& status) { interrupts_.Check(status); }
+  template <typename T>
+  T Value(StatusOr<T> value) {
+    return interrupts_.Value(std::move(value));
+  }
+
+ private:
+  std::shared_ptr<ServingModel> serving_;
+  Interrupts interrupts_;
   bool was_exact_;
 };
 

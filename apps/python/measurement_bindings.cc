@@ -11,11 +11,11 @@
 
 #include "python/bindings.h"
 #include "python/held_model.h"
-#include "runtime/cache_inspection.h"
 #include "runtime/calibration_run.h"
-#include "runtime/comparison_run.h"
+#include "runtime/measuring/cache_inspection.h"
+#include "runtime/measuring/comparison_run.h"
+#include "runtime/measuring/tuning_run.h"
 #include "runtime/shared_texts.h"
-#include "runtime/tuning_run.h"
 
 namespace kvlathe::python {
 namespace {

@@ -1,5 +1,6 @@
 // kvlathe._native.Model: opening, facts, tokens, conversations, and what a cache costs.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -7,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "chat/chat_ends.h"
@@ -97,16 +99,14 @@ RenderedChat RenderChat(const HeldModel& model, const std::string& messages,
   return chat;
 }
 
-nb::dict DefaultSamplingOf(const HeldModel& model) {
+std::map<std::string, double> DefaultSamplingOf(const HeldModel& model) {
   const SamplingParams sampling = model.serving()->sampling;
-  nb::dict dict;
-  dict["temperature"] = sampling.temperature;
-  dict["top_k"] = sampling.top_k;
-  dict["top_p"] = sampling.top_p;
-  dict["min_p"] = sampling.min_p;
-  dict["repetition_penalty"] = sampling.repetition_penalty;
-  dict["repeat_last_n"] = sampling.repeat_last_n;
-  return dict;
+  return {{"temperature", sampling.temperature},
+          {"top_k", sampling.top_k},
+          {"top_p", sampling.top_p},
+          {"min_p", sampling.min_p},
+          {"repetition_penalty", sampling.repetition_penalty},
+          {"repeat_last_n", sampling.repeat_last_n}};
 }
 
 std::vector<std::pair<std::string, std::string>> Levels(HeldModel& model) {

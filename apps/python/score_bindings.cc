@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "evaluation/task_runs/choice_scorer.h"
@@ -88,27 +89,29 @@ std::vector<Weighed> Score(HeldModel& model, const std::vector<Ids>& prompts,
   return scores;
 }
 
-nb::list ListOf(HeldModel& model, const std::vector<Ids>& prompts,
-                const std::vector<Ids>& continuations, const std::optional<std::string>& kv,
-                const nb::object& on_progress) {
-  nb::list scores;
+// (log-probability, whether each token is the likeliest, those of the tokens) each.
+using Row = std::tuple<double, bool, std::vector<double>>;
+
+std::vector<Row> RowsOf(HeldModel& model, const std::vector<Ids>& prompts,
+                        const std::vector<Ids>& continuations, const std::optional<std::string>& kv,
+                        const nb::object& on_progress) {
+  std::vector<Row> rows;
   for (const Weighed& weighed : Score(model, prompts, continuations, kv, on_progress)) {
-    nb::list logprobs;
-    bool is_greedy = true;
+    Row row = {weighed.log_likelihood, true, {}};
     for (const WeighedToken& token : weighed.tokens) {
-      logprobs.append(token.logprob);
-      is_greedy = is_greedy && token.is_greedy;
+      std::get<1>(row) = std::get<1>(row) && token.is_greedy;
+      std::get<2>(row).push_back(token.logprob);
     }
-    scores.append(nb::make_tuple(weighed.log_likelihood, is_greedy, logprobs));
+    rows.push_back(std::move(row));
   }
-  return scores;
+  return rows;
 }
 
 }  // namespace
 
 void BindScore(nb::module_& module) {
   module.def(
-      "score", &ListOf, nb::arg("model"), nb::arg("prompts"), nb::arg("continuations"),
+      "score", &RowsOf, nb::arg("model"), nb::arg("prompts"), nb::arg("continuations"),
       nb::arg("kv").none(), nb::arg("on_progress").none(),
       "For each continuation its log-probability, whether each token is the likeliest, and the "
       "log-probabilities of the tokens.");

@@ -4,7 +4,7 @@
 
 A model of transformers reads a text. Its cache is cut into chunks of 256 tokens, each of which is packed and unpacked by
 itself, as LMCache does with kvlathe's serde. Then the model reads on with the rows that came back, and with its own. MODEL
-is a directory of Hugging Face, or a .gguf file (with the package gguf). CACHE@FILE gives a cache its basis.
+is a directory of Hugging Face, or a .gguf file (with the packages gguf and accelerate). CACHE@FILE gives a cache its basis.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def chunk_of(cache: transformers.DynamicCache, begin: int) -> np.ndarray:
 def cache_of(chunks: list[np.ndarray], config: transformers.PretrainedConfig) -> transformers.DynamicCache:
     """The cache of all these chunks, one behind the other."""
     rows = torch.from_numpy(np.concatenate(chunks, axis=2))
-    by_heads = rows.unflatten(-1, (config.num_key_value_heads, -1)).transpose(2, 3)
+    by_heads = rows.view(*rows.shape[:3], config.num_key_value_heads, -1).transpose(2, 3)
     cache = transformers.DynamicCache()
     for layer in range(by_heads.shape[1]):
         cache.update(by_heads[0, layer, None], by_heads[1, layer, None], layer)
@@ -53,7 +53,7 @@ def main() -> None:
     n = CHUNK * N_CHUNKS
     if len(ids) < n + N_READ_ON:
         sys.exit(f"the text has {len(ids)} tokens, but has to have {n + N_READ_ON}")
-    model = load(path).eval()
+    model = load(path)
     prompt, rest = torch.tensor([ids[:n]]), torch.tensor([ids[n : n + N_READ_ON]])
     with torch.no_grad():
         cache = model(prompt, use_cache=True).past_key_values

@@ -152,8 +152,8 @@ class Reader:
         )
 
     def _completion_of(self, index: int, answer: _native.Answer, params: SamplingParams) -> CompletionOutput:
-        reason: Any = answer.stop_reason
-        asked = reason in params.stops or (params.stop_token_ids is not None and reason in params.stop_token_ids)
+        reason = answer.stop_reason  # of a conversation's ends, too, which nobody asked for
+        asked = reason in params.stops if isinstance(reason, str) else reason in (params.stop_token_ids or ())
         output = CompletionOutput(
             index=index,
             text=answer.text,

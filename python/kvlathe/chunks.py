@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ChunkCodec"]
 
-# What stands before the bytes of a sequence, which name their cache: the mark, the CRC-32 of all that comes behind it, the
-# layers and channels of the chunk, and how many bytes follow. What a buffer has behind those is not read.
+# What stands before the bytes of a sequence, which name their cache: the mark, the CRC-32 of all that comes behind it; the
+# layers and channels of the chunk, its tokens that are kept whole, and the bytes of the sequence; then these tokens,
+# BF16 [2, layers, tokens, channels]. What a buffer has behind the sequence is not read.
 _MARK = b"KVC1"
 _HEADER = struct.Struct("<4sI")
-_SIZES = struct.Struct("<IIQ")
+_SIZES = struct.Struct("<IIIQ")
+_N_HEAD = _HEADER.size + _SIZES.size
 
 # Stages that store keys as they are before RoPE, whatever their options.
 _TURN_KEYS_BACK = ("palu", "eigen", "kvquant")
@@ -56,12 +58,25 @@ def _check_keys(spec: str) -> None:
             )
 
 
+def _bf16_of(rows: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The bits of the nearest numbers of BF16; of two that are as near, the even one."""
+    import numpy as np
+
+    if not np.isfinite(rows).all():
+        raise DataLossError("a chunk holds NaN or infinity")
+    bits = np.ascontiguousarray(rows).view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+
+
 class ChunkCodec:
     """Packs chunks of one model's cache by the method `kv`. Several threads may use it at a time.
 
     `model` is the model's config.json, its folder, its dict, its `transformers` configuration, or a `Shape`; `basis`
     the statistics that `kvlathe calibrate` writes, for methods that take them. `chunk_tokens` is how many tokens a
-    chunk has at most: what a spec such as `lathe(ratio=6)` promises, it promises for a chunk of so many.
+    chunk has at most: what a spec such as `lathe(ratio=6)` promises, it promises for a chunk of so many. The first `whole`
+    tokens of a chunk are kept in 16 bits beside the codes, for the first chunk of a prompt has the positions that all
+    attention looks at. (The `sink` of a spec does so too, but seals the rest in blocks of 64 behind them, so that up to 63
+    tokens are left over in 16 bits: a chunk is best kept with sink=0, and newest=0 where there is such a key.)
 
     Chunks may have fewer layers and fewer heads than the model, as those of one worker of several have, for methods
     that take no statistics.
@@ -74,12 +89,16 @@ class ChunkCodec:
         *,
         basis: str | os.PathLike[str] | None = None,
         chunk_tokens: int = 256,
+        whole: int = 4,
         n_threads: int | None = None,
     ) -> None:
         from kvlathe.codec import Shape
 
         if chunk_tokens < 1:
             raise InvalidArgumentError(f"a chunk has {chunk_tokens} tokens, but it has to have at least one")
+        if whole < 0:
+            raise InvalidArgumentError(f"whole is {whole}, but has to be 0 or more")
+        self._whole = whole
         self._kv = kv
         self._basis = None if basis is None else os.fspath(basis)
         self._n_threads = n_threads
@@ -138,14 +157,20 @@ class ChunkCodec:
                 "(chunk_tokens)"
             )
         codec = self._codec(n_layers, n_channels)
+        n_whole = min(self._whole, n_tokens)
+        whole = _bf16_of(rows[:, :, :n_whole])
+        if 0 < n_whole < n_tokens:
+            # Their numbers are large, and would make the codes beside them coarse.
+            rows = rows.copy()
+            rows[:, :, :n_whole] = rows[:, :, n_whole : n_whole + 1]
         by_heads = rows.reshape(2, n_layers, n_tokens, codec.shape.n_kv_heads, codec.shape.head_dim)
         sequence = codec.encode(by_heads[0], by_heads[1])
         try:
             data: bytes = sequence.to_bytes()
         finally:
             sequence.close()
-        sizes = _SIZES.pack(n_layers, n_channels, len(data))
-        return _HEADER.pack(_MARK, zlib.crc32(data, zlib.crc32(sizes))) + sizes + data
+        behind = _SIZES.pack(n_layers, n_channels, n_whole, len(data)) + whole.tobytes() + data
+        return _HEADER.pack(_MARK, zlib.crc32(behind)) + behind
 
     def unpack(self, data: bytes | bytearray | memoryview) -> NDArray[np.float32]:
         """The chunk that `pack` was given, less what the method loses. Bytes that are damaged, cut off, or of another
@@ -153,27 +178,30 @@ class ChunkCodec:
         import numpy as np
 
         view = memoryview(data).cast("B")
-        n_head = _HEADER.size + _SIZES.size
-        if len(view) < n_head:
+        if len(view) < _N_HEAD:
             raise DataLossError(f"a chunk has {len(view)} bytes, which is less than its head")
         mark, checksum = _HEADER.unpack_from(view)
-        n_layers, n_channels, n_bytes = _SIZES.unpack_from(view, _HEADER.size)
+        n_layers, n_channels, n_whole, n_bytes = _SIZES.unpack_from(view, _HEADER.size)
         if mark != _MARK:
             raise DataLossError("the bytes are not a chunk of kvlathe: they do not begin with its mark")
-        if n_bytes > len(view) - n_head:
-            raise DataLossError(f"a chunk is cut off: {len(view) - n_head} of {n_bytes} bytes are there")
-        if zlib.crc32(view[_HEADER.size : n_head + n_bytes]) != checksum:
+        begin = _N_HEAD + 4 * n_layers * n_whole * n_channels
+        if begin + n_bytes > len(view):
+            raise DataLossError(f"a chunk is cut off: {len(view)} of {begin + n_bytes} bytes are there")
+        if zlib.crc32(view[_HEADER.size : begin + n_bytes]) != checksum:
             raise DataLossError("a chunk is damaged: its checksum is another")
         try:
             codec = self._codec(n_layers, n_channels)
         except InvalidArgumentError as error:
             raise DataLossError(f"a chunk of another model, or damaged: {error}") from error
-        sequence = codec.load(view[n_head : n_head + n_bytes])
+        sequence = codec.load(view[begin : begin + n_bytes])
         try:
             keys, values = codec.decode(sequence)
         finally:
             sequence.close()
-        return np.stack([keys, values]).reshape(2, n_layers, keys.shape[1], n_channels)
+        rows = np.stack([keys, values]).reshape(2, n_layers, keys.shape[1], n_channels)
+        whole = np.frombuffer(view[_N_HEAD:begin], np.uint16).astype(np.uint32) << 16
+        rows[:, :, :n_whole] = whole.view(np.float32).reshape(2, n_layers, n_whole, n_channels)
+        return rows
 
     def _check_entries(self) -> None:
         """That all entries of a chunk come back, by a chunk of noise."""

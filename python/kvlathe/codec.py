@@ -14,7 +14,6 @@ is float32 of NumPy.
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union, cast
 
 from kvlathe import _native
+from kvlathe._checks import array_of, flag_of, int32_of, integer_of, number_of, text_of
+from kvlathe.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,61 +33,6 @@ if TYPE_CHECKING:
 Path = Union[str, "os.PathLike[str]"]
 
 __all__ = ["Calibrator", "Codec", "Sequence", "Shape", "Statistics", "WeightGrams"]
-
-
-def _whole(name: str, value: Any, least: int = 0) -> int:
-    """A whole number that the library takes; TypeError or ValueError where it is none."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {type(value).__name__}; give a whole number") from None
-    if not least <= number < 2**31:
-        raise ValueError(f"{name} is {number}; it is at least {least} and below 2^31")
-    return number
-
-
-def _wholes(name: str, values: Any, least: int = 0) -> list[int]:
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-        raise TypeError(f"{name} is {type(values).__name__}; give a list of whole numbers")
-    return [_whole(name, value, least) for value in values]
-
-
-def _real(name: str, value: Any) -> float | None:
-    """A number, or None."""
-    if value is None:
-        return None
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} is {type(value).__name__}; give a number")
-    return float(value)
-
-
-def _threads(n_threads: int | None) -> int:
-    """0 stands for all processors."""
-    return 0 if n_threads is None else _whole("n_threads", n_threads, 1)
-
-
-def _prompt(n_prompt: int | None) -> int:
-    """0 stands for the first step."""
-    return 0 if n_prompt is None else _whole("n_prompt", n_prompt, 1)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is {type(value).__name__}; give a text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} is no text that can be written in UTF-8") from None
-    return value
-
-
-def _path(name: str, value: Any) -> str:
-    if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"{name} is {type(value).__name__}; give a path")
-    path = os.fspath(value)
-    if "\0" in path:
-        raise ValueError(f"{name} holds a null character")
-    return _text(name, path)
 
 
 class Shape:
@@ -110,14 +56,14 @@ class Shape:
         the newest positions it sees, 0 for all.
         """
         self._native = _native.CodecShape.of_numbers(
-            _whole("n_layers", n_layers),
-            _whole("n_heads", n_heads),
-            _whole("n_kv_heads", n_kv_heads),
-            _whole("head_dim", head_dim),
-            _whole("max_positions", max_positions),
-            _real("rope_theta", rope_theta),
-            _real("rotary_fraction", rotary_fraction) or 0.0,
-            [] if windows is None else _wholes("windows", windows),
+            int32_of("n_layers", n_layers),
+            int32_of("n_heads", n_heads),
+            int32_of("n_kv_heads", n_kv_heads),
+            int32_of("head_dim", head_dim),
+            int32_of("max_positions", max_positions),
+            None if rope_theta is None else number_of("rope_theta", rope_theta),
+            number_of("rotary_fraction", rotary_fraction),
+            [int32_of("a window", window) for window in (windows or [])],
         )
 
     @classmethod
@@ -128,7 +74,7 @@ class Shape:
         """
         shape = cls.__new__(cls)
         if isinstance(config, (str, os.PathLike)):
-            shape._native = _native.CodecShape.of_path(_path("config", config))
+            shape._native = _native.CodecShape.of_path(text_of("config", os.fspath(config)))
             return shape
         if not isinstance(config, Mapping):
             to_dict = getattr(config, "to_dict", None)
@@ -137,7 +83,11 @@ class Shape:
                     f"config is {type(config).__name__}; give a path, a dict, or a configuration of transformers"
                 )
             config = to_dict()
-        shape._native = _native.CodecShape.of_json(json.dumps(dict(config), default=str))
+        try:
+            text = json.dumps(dict(config), default=str)
+        except (RecursionError, TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"config cannot be written as JSON: {error}") from None
+        shape._native = _native.CodecShape.of_json(text)
         return shape
 
     @property
@@ -196,11 +146,11 @@ class Statistics:
     @classmethod
     def load(cls, path: Path) -> Statistics:
         """Reads a file that save() or `kvlathe calibrate` has written."""
-        return cls(_native.CodecStatistics.read(_path("path", path)))
+        return cls(_native.CodecStatistics.read(text_of("path", os.fspath(path))))
 
     def save(self, path: Path) -> None:
         """Writes them as the engine reads them with --basis."""
-        self._native.write(_path("path", path))
+        self._native.write(text_of("path", os.fspath(path)))
 
     @property
     def n_tokens(self) -> int:
@@ -241,7 +191,7 @@ class Calibrator:
         """n_threads: all processors where it is None."""
         if not isinstance(shape, Shape):
             raise TypeError(f"shape is {type(shape).__name__}; give a kvlathe.codec.Shape")
-        self._native = _native.CodecCalibrator(shape._native, _threads(n_threads))
+        self._native = _native.CodecCalibrator(shape._native, _maybe_int32("n_threads", n_threads))
 
     def add(
         self,
@@ -262,7 +212,13 @@ class Calibrator:
         begins has no part in maps and bits, and losses are predicted on it; usual is every fifth.
         """
         self._native.add(
-            _whole("layer", layer), q, k, v, bool(rotated), _whole("first_position", first_position), bool(held_back)
+            int32_of("layer", layer),
+            array_of("q", q),
+            array_of("k", k),
+            array_of("v", v),
+            flag_of("rotated", rotated),
+            int32_of("first_position", first_position),
+            flag_of("held_back", held_back),
         )
 
     def add_gradients(
@@ -282,10 +238,13 @@ class Calibrator:
         positions or more behind a row; and those through all queries. rotated: keys, and gradients to
         them, are those after RoPE. Every layer comes once, in any order.
         """
-        for name, pair in (("rows", rows), ("gradients", gradients), ("through_all", through_all)):
-            if not isinstance(pair, tuple) or len(pair) != 2 or any(array is None for array in pair):
-                raise TypeError(f"{name} is no pair; give those of keys and of values")
-        self._native.add_gradients(_whole("layer", layer), rows, gradients, through_all, bool(rotated))
+        self._native.add_gradients(
+            int32_of("layer", layer),
+            _pair_of("rows", rows),
+            _pair_of("gradients", gradients),
+            _pair_of("through_all", through_all),
+            flag_of("rotated", rotated),
+        )
 
     def finish(self) -> Statistics:
         """The statistics of all that was added; nothing can be added behind it."""
@@ -364,18 +323,18 @@ class Sequence:
         They are in the order of positions(layer, head). UnsupportedError where several positions are one
         entry.
         """
-        return cast("Floats", self._native.read_rows(_whole("layer", layer), True))
+        return cast("Floats", self._native.read_rows(int32_of("layer", layer), True))
 
     def values(self, layer: int) -> Floats:
         """The values of the same entries."""
-        return cast("Floats", self._native.read_rows(_whole("layer", layer), False))
+        return cast("Floats", self._native.read_rows(int32_of("layer", layer), False))
 
     def positions(self, layer: int, head: int) -> list[int]:
         """The positions of the entries that a KV head holds, in their order there.
 
         FailedPreconditionError where the cache does not keep them: snapkv forgets them with the prompt's end.
         """
-        return list(self._native.positions(_whole("layer", layer), _whole("head", head)))
+        return list(self._native.positions(int32_of("layer", layer), int32_of("head", head)))
 
     def to_bytes(self) -> bytes:
         """All that it holds, for Codec.load of a codec of the same shape, kv, dtype and statistics."""
@@ -387,7 +346,7 @@ class Sequence:
 
     def reset(self, n_prompt: int | None = None) -> None:
         """Forgets all rows, and a failure. n_prompt: as Codec.sequence takes it."""
-        self._native.reset(n_prompt=_prompt(n_prompt))
+        self._native.reset(n_prompt=_maybe_int32("n_prompt", n_prompt))
 
     def close(self) -> None:
         """Gives the memory back. Everything but close() then raises FailedPreconditionError."""
@@ -429,16 +388,16 @@ class Codec:
         if isinstance(basis, (str, os.PathLike)):
             basis = Statistics.load(basis)
         if basis is not None and not isinstance(basis, Statistics):
-            raise TypeError(f"basis is {type(basis).__name__}; give a path, or kvlathe.codec.Statistics")
+            raise TypeError(f"basis is {type(basis).__name__}; give a file or kvlathe.codec.Statistics")
         statistics = None if basis is None else basis._native
         self.shape = shape
         self._native = _native.Codec(
             shape._native,
-            _text("kv", kv),
+            text_of("kv", kv),
             statistics,
-            _text("dtype", dtype),
-            _threads(n_threads),
-            0 if max_positions is None else _whole("max_positions", max_positions, 1),
+            text_of("dtype", dtype),
+            _maybe_int32("n_threads", n_threads),
+            _maybe_int32("max_positions", max_positions),
             weights,
         )
 
@@ -457,8 +416,9 @@ class Codec:
 
         They are what Sequence.nbytes is, where the method does not decide by the rows what it keeps.
         """
-        n = _whole("n_tokens", n_tokens)
-        return int(self._native.bytes_at(n, n if n_prompt is None else _whole("n_prompt", n_prompt)))
+        n_tokens = integer_of("n_tokens", n_tokens, 0, 2**31)
+        of_prompt = n_tokens if n_prompt is None else integer_of("n_prompt", n_prompt, 0, 2**31)
+        return int(self._native.bytes_at(n_tokens, of_prompt))
 
     def sequence(self, n_prompt: int | None = None) -> Sequence:
         """A sequence without rows.
@@ -466,7 +426,7 @@ class Codec:
         n_prompt: where its prompt ends, which methods that look at the prompt go by, and those that
         compress it together. None: with its first step.
         """
-        return Sequence(self, self._native.sequence(n_prompt=_prompt(n_prompt)))
+        return Sequence(self, self._native.sequence(n_prompt=_maybe_int32("n_prompt", n_prompt)))
 
     def attend(
         self,
@@ -492,14 +452,16 @@ class Codec:
         Returns [n, n_heads, head_dim]. DataLossError where rows that are to be compressed hold NaN or
         infinity: that sequence has failed, and the others have their outputs, in `out`, and go on.
         """
-        natives = []
-        for sequence in sequences:
-            if not isinstance(sequence, Sequence):
-                raise TypeError(f"sequences holds {type(sequence).__name__}; give what Codec.sequence makes")
-            natives.append(sequence._native)
-        lengths = None if n_new is None else _wholes("n_new", n_new)
         outputs = self._native.attend(
-            natives, _whole("layer", layer), q, k, v, lengths, _real("scale", scale), bool(rotated), out
+            [_native_of(sequence) for sequence in sequences],
+            int32_of("layer", layer),
+            array_of("q", q),
+            array_of("k", k),
+            array_of("v", v),
+            None if n_new is None else [int32_of("n_new", n) for n in n_new],
+            None if scale is None else number_of("scale", scale),
+            flag_of("rotated", rotated),
+            out,
         )
         return cast("Floats", outputs)
 
@@ -509,7 +471,7 @@ class Codec:
         q [n_layers, n, n_heads, head_dim] is needed by methods that look at queries alone; without it
         nothing attends, which is faster.
         """
-        return Sequence(self, self._native.encode(k, v, q, bool(rotated)))
+        return Sequence(self, self._native.encode(array_of("k", k), array_of("v", v), q, flag_of("rotated", rotated)))
 
     def decode(self, sequence: Sequence) -> tuple[Floats, Floats]:
         """The rows of a sequence: keys after RoPE and values, [n_layers, n_tokens, n_kv_heads, head_dim].
@@ -517,13 +479,31 @@ class Codec:
         FailedPreconditionError where positions were dropped or left a window, UnsupportedError where
         several are one entry.
         """
-        if not isinstance(sequence, Sequence):
-            raise TypeError(f"sequence is {type(sequence).__name__}; give what Codec.sequence makes")
+        native = _native_of(sequence)
         if sequence.codec is not self:
             raise ValueError("the sequence is of another codec; each codec reads its own")
-        keys, values = sequence._native.decode()
+        keys, values = native.decode()
         return keys, values
 
     def load(self, data: bytes | bytearray | memoryview) -> Sequence:
         """The sequence that to_bytes() gave; DataLossError where it is of another codec, or damaged."""
-        return Sequence(self, self._native.load(data))
+        return Sequence(self, self._native.load(array_of("data", data)))
+
+
+def _maybe_int32(name: str, value: int | None) -> int:
+    """0 for None, which the compiled part takes for what is usual."""
+    return 0 if value is None else int32_of(name, value)
+
+
+def _native_of(sequence: Any) -> Any:
+    """What the compiled part has of a sequence."""
+    if not isinstance(sequence, Sequence):
+        raise TypeError(f"a sequence is {type(sequence).__name__}; give a kvlathe.codec.Sequence")
+    return sequence._native
+
+
+def _pair_of(name: str, value: Any) -> tuple[Any, Any]:
+    """Two arrays, of keys and of values."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name} is {type(value).__name__}; give two arrays, of keys and of values")
+    return array_of(name, value[0]), array_of(name, value[1])

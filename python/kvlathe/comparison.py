@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
+import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped,unused-ignore]
 
 _SHOWN = {
     "kv": "kv",
@@ -34,9 +35,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def frame_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """A data frame with a line for each row; needs pandas."""
-    import pandas
-
-    return pandas.DataFrame([_flat(row) for row in rows])
+    return importlib.import_module("pandas").DataFrame([_flat(row) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,19 @@ class Comparison:
     @staticmethod
     def from_json(json: Mapping[str, Any]) -> Comparison:
         """Of what kvlathe compare --json prints."""
-        names = ("kv", "kv_resolved", "kv_fraction", "perplexity", "kl", "kl_stderr", "top1_agreement")
-        rows = [ComparisonRow(*(row[name] for name in names), fields=row) for row in json["rows"]]
+        rows = [
+            ComparisonRow(
+                kv=row["kv"],
+                kv_resolved=row["kv_resolved"],
+                kv_fraction=row["kv_fraction"],
+                perplexity=row["perplexity"],
+                kl=row["kl"],
+                kl_stderr=row["kl_stderr"],
+                top1_agreement=row["top1_agreement"],
+                fields=row,
+            )
+            for row in json["rows"]
+        ]
         return Comparison(json["model"], json["text"], json["tokens"], rows)
 
     def __iter__(self) -> Iterator[ComparisonRow]:
@@ -97,15 +107,16 @@ class Comparison:
         return frame_of([dict(row.fields) for row in self.rows])
 
     def _table(self) -> list[list[str]]:
-        lines = [list(_SHOWN.values())]
+        shown = {name: title for name, title in _SHOWN.items() if any(row.fields[name] is not None for row in self.rows)}
+        lines = [list(shown.values())]
         for row in self.rows:
-            values = [row.fields[name] for name in _SHOWN]
-            lines.append([f"{value:.4g}" if isinstance(value, float) else str(value or "") for value in values])
+            values = [row.fields[name] for name in shown]
+            lines.append([f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value) for value in values])
         return lines
 
     def __str__(self) -> str:
         lines = self._table()
-        widths = [max(len(line[c]) for line in lines) for c in range(len(_SHOWN))]
+        widths = [max(len(line[c]) for line in lines) for c in range(len(lines[0]))]
         return "\n".join(
             "  ".join(cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(line, widths)))
             for line in lines

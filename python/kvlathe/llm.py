@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from kvlathe import _native, _requests
-from kvlathe._checks import flag_of, integer_of, maybe_text_of, text_of
+from kvlathe._checks import Path, count_of, flag_of, integer_of, maybe_text_of, text_of
+from kvlathe._measuring import Measuring
 from kvlathe._notes import log_note
+from kvlathe._progress import progress_bar
 from kvlathe._streams import AnswerStream, OutputStream
 from kvlathe._requests import Prompt, Request
-from kvlathe.comparison import Comparison, Profile
 from kvlathe.errors import InvalidArgumentError
-from kvlathe.outputs import ChatPrompt, Cost, RequestOutput, Score
+from kvlathe.outputs import ChatPrompt, RequestOutput
 from kvlathe.sampling_params import SamplingParams
 from kvlathe.session import Session
 
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Path = str | os.PathLike[str]
 Message = Mapping[str, Any]
 
 
-class LLM:
+class LLM(Measuring):
     """A model by its path or name, with one compressed cache or several.
 
     Threads may share one: requests of several threads are computed together. A child of fork may
@@ -81,17 +79,17 @@ class LLM:
         settings.kv = [text_of("kv", one) for one in ([kv] if isinstance(kv, str) else list(kv))]
         if not settings.kv:
             raise InvalidArgumentError('kv is empty; name at least one cache, such as "none"')
-        settings.max_model_len = _count("max_model_len", max_model_len)
-        settings.n_threads = _count("n_threads", n_threads)
+        settings.max_model_len = count_of("max_model_len", max_model_len)
+        settings.n_threads = count_of("n_threads", n_threads)
         settings.device = text_of("device", device)
         if dtype not in ("bfloat16", "float32"):
             raise InvalidArgumentError(f"dtype is {dtype!r}; give bfloat16 or float32")
         settings.computes_in_f32 = dtype == "float32"
         settings.basis = "" if basis is None else text_of("basis", os.fspath(basis))
-        settings.kv_budget_bytes = _count("kv_budget_bytes", kv_budget_bytes, most=2**62)
-        settings.max_num_seqs = _count("max_num_seqs", max_num_seqs)
-        settings.max_num_batched_tokens = _count("max_num_batched_tokens", max_num_batched_tokens)
-        settings.prefix_bytes = _count("prefix_bytes", prefix_bytes or None, most=2**62)
+        settings.kv_budget_bytes = count_of("kv_budget_bytes", kv_budget_bytes, most=2**62)
+        settings.max_num_seqs = count_of("max_num_seqs", max_num_seqs)
+        settings.max_num_batched_tokens = count_of("max_num_batched_tokens", max_num_batched_tokens)
+        settings.prefix_bytes = count_of("prefix_bytes", prefix_bytes or None, most=2**62)
         settings.deterministic = flag_of("deterministic", deterministic)
         if exact not in (True, False, "weights"):
             raise InvalidArgumentError(f'exact is {exact!r}; give True, False or "weights"')
@@ -184,8 +182,15 @@ class LLM:
         """How the model's own files say that it is sampled (temperature 0.8 where they say
         nothing), with the defaults of SamplingParams for the rest."""
         # The library's floats have 24 bits: 0.8 is meant by what is next to it.
-        given: dict[str, Any] = {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in self._native.default_sampling.items()}
-        return SamplingParams(**given)
+        given = {name: float(f"{value:.7g}") for name, value in self._native.default_sampling.items()}
+        return SamplingParams(
+            temperature=given["temperature"],
+            top_k=int(given["top_k"]),
+            top_p=given["top_p"],
+            min_p=given["min_p"],
+            repetition_penalty=given["repetition_penalty"],
+            repeat_last_n=int(given["repeat_last_n"]),
+        )
 
     @overload
     def generate(
@@ -358,137 +363,6 @@ class LLM:
         embeddings: list[Any] = [request.answers[0].embedding for request in requests]
         return embeddings
 
-    # What is measured.
-
-    def score(
-        self,
-        prompts: Sequence[Sequence[int]],
-        continuations: Sequence[Sequence[int]],
-        *,
-        kv: str | None = None,
-        use_tqdm: bool = False,
-    ) -> list[Score]:
-        """How likely continuations are behind prompts, both as token ids, as kvlathe eval weighs
-        choices: the prompt is read into the cache as a prompt, the continuation is not, and rows
-        are not rounded. Equal prompts in a row are read once."""
-        if len(prompts) != len(continuations):
-            raise InvalidArgumentError(f"{len(prompts)} prompts and {len(continuations)} continuations; give as many")
-        ids = [_requests.token_ids_of(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
-        behind = [_requests.token_ids_of(one, f"continuations[{i}]") for i, one in enumerate(continuations)]
-        with _progress_bar(len(ids), "Scored continuations", use_tqdm) as show:
-            scores = _native.score(self._native, ids, behind, maybe_text_of("kv", kv), show)
-        return [Score(*score) for score in scores]
-
-    def cost(self, kv: str) -> Cost:
-        """What a cache takes and what is predicted of its loss, without a run; one that needs a
-        calibration is calibrated."""
-        return Cost(*self._native.cost(text_of("kv", kv)))
-
-    def compare(
-        self,
-        kvs: Sequence[str],
-        text: Path | None = None,
-        *,
-        n_windows: int | None = None,
-        window_tokens: int | None = None,
-        rates: Sequence[float] = (),
-        latency: bool = False,
-        use_tqdm: bool = False,
-    ) -> Comparison:
-        """Size and quality of caches on a text, as kvlathe compare measures them: rows are not
-        rounded, whatever the model was opened with.
-
-        text: a file, or the text itself; None: the model's sample.txt, or a mixed text of 10,000
-            tokens. A str is a text unless it is the path of a file.
-        n_windows: the first of the text; None: all.
-        window_tokens: of each window, the second half of which is scored; None: 2048, or the
-            context that the model was opened with.
-        rates: of a cache with resident=full, which has a row for each.
-        latency: also times to the first and between tokens.
-        """
-        options = _native.ComparisonOptions()
-        options.specs = _texts("kvs", kvs)
-        if text is not None:
-            options.text, options.text_path = _text_or_file(text)
-        options.n_windows = _count("n_windows", n_windows)
-        options.window_tokens = _count("window_tokens", window_tokens)
-        options.rates = list(rates)
-        options.measures_latency = latency
-        with self._told(use_tqdm):
-            return Comparison.from_json(json.loads(_native.compare(self._native, options)))
-
-    def inspect(self, kv: str) -> dict[str, Any]:
-        """What kvlathe inspect --json says of a cache: bytes by part and by layer, and with a basis
-        the ranks, bits and singular values of each head."""
-        result: dict[str, Any] = json.loads(_native.inspect(self._native, kv))
-        return result
-
-    def calibrate(self, text: Path, output: Path, *, use_tqdm: bool = False) -> None:
-        """Statistics of queries, keys and values on the text of a file, for basis. Interrupted it
-        leaves a checkpoint beside output, from which it goes on."""
-        with self._told(use_tqdm):
-            _native.calibrate(self._native, os.fspath(text), os.fspath(output))
-
-    def tune(
-        self,
-        methods: Sequence[str] = (),
-        *,
-        accuracy: float = 0.99,
-        tasks: Sequence[str] = (),
-        text: Path | None = None,
-        output: Path | None = None,
-        task_count: int = 100,
-        task_length: int | None = None,
-        seed: int = 1,
-        use_tqdm: bool = False,
-    ) -> Profile:
-        """The smallest caches that keep a share of the accuracy, as kvlathe tune searches them.
-
-        methods: specs without rate, keep or bits where these are searched for, as "fdc+kivi";
-            none: all, then compositions.
-        tasks: names and files as kvlathe eval --task takes them.
-        text: a file whose perplexity may grow by 1 / accuracy; without tasks, the model's
-            sample.txt.
-        output: the profile, or one to go on with; None: where kv finds it.
-        """
-        options = _native.TuningOptions()
-        options.methods = [] if not methods else _texts("methods", methods)
-        options.accuracy = accuracy
-        if isinstance(accuracy, bool) or not isinstance(accuracy, (int, float)) or not 0.01 <= accuracy <= 1:
-            raise InvalidArgumentError(f"accuracy is {accuracy!r}; give a number from 0.01 to 1")
-        choice = _native.TaskChoice()
-        choice.tasks = list(tasks)
-        choice.count = _count("task_count", task_count)
-        choice.length = _count("task_length", task_length)
-        choice.seed = seed
-        options.task = choice
-        options.perplexity_text = "" if text is None else os.fspath(text)
-        options.output = "" if output is None else os.fspath(output)
-        with self._told(use_tqdm):
-            found = json.loads(_native.tune(self._native, options))
-        return Profile(found.pop("path"), found)
-
-    @contextlib.contextmanager
-    def _told(self, use_tqdm: bool) -> Iterator[None]:
-        """A bar of what the library works at."""
-        if not use_tqdm:
-            yield
-            return
-        from tqdm.auto import tqdm
-
-        with tqdm(total=100, dynamic_ncols=True, bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}") as bar:
-
-            def show(what: str, share: float) -> None:
-                bar.set_description_str(what, refresh=False)
-                bar.n = 100 * share
-                bar.refresh()
-
-            self._native.set_on_progress(show)
-            try:
-                yield
-            finally:
-                self._native.set_on_progress(None)
-
     def _requests(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -540,27 +414,8 @@ class LLM:
     def _run(self, requests: list[Request], kv: str | None, session: Session | None, use_tqdm: bool) -> None:
         self._submit(requests, kv, session)
         answers = [answer for request in requests for answer in request.answers]
-        with _progress_bar(len(answers), "Processed prompts", use_tqdm) as show:
+        with progress_bar(len(answers), "Processed prompts", use_tqdm) as show:
             _native.wait_for_ends(self._native, answers, show)
-
-
-@contextlib.contextmanager
-def _progress_bar(total: int, what: str, use_tqdm: bool) -> Iterator[Callable[..., None] | None]:
-    """What tells a bar how many are done, and perhaps their tokens; None without a bar."""
-    if not use_tqdm:
-        yield None
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=total, desc=what, dynamic_ncols=True) as bar:
-
-        def show(n_done: int, n_tokens: int | None = None) -> None:
-            if n_tokens is not None:
-                bar.set_postfix(tokens=n_tokens, refresh=False)
-            bar.update(n_done - bar.n)
-
-        yield show
-        bar.update(total - bar.n)
 
 
 def _check_session(session: Session | None, params: Sequence[SamplingParams]) -> None:
@@ -571,32 +426,3 @@ def _check_session(session: Session | None, params: Sequence[SamplingParams]) ->
         raise TypeError(f"session is {type(session).__name__}; give a Session")
     if len(params) != 1 or params[0].n != 1:
         raise InvalidArgumentError("a session goes on with one prompt and one answer")
-
-
-def _texts(name: str, texts: Sequence[str]) -> list[str]:
-    """At least one text."""
-    if isinstance(texts, str):
-        texts = [texts]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise InvalidArgumentError(f"{name} is {texts!r}; give at least one text")
-    return list(texts)
-
-
-def _text_or_file(text: Path) -> tuple[str, str]:
-    """A text with the name "text", or no text and the path of a file."""
-    if not isinstance(text, str):
-        return "", os.fspath(text)
-    if "\n" not in text and len(text) < 4096 and os.path.isfile(text):
-        return "", text
-    if len(text.split()) < 4:
-        raise InvalidArgumentError(f"text is {text!r}, which is no file and too short to measure on")
-    return text, "text"
-
-
-def _count(name: str, value: int | None, most: int = 2**31 - 1) -> int:
-    """A number of at least 1, or 0 for None."""
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidArgumentError(f"{name} is {value!r}; give an integer from 1 on")
-    return value

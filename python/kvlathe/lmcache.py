@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["ChunkDeserializer", "ChunkSerializer", "L2Adapter", "RemoteAdapter", "create_serde", "register"]
 
 _NAME = "kvlathe"
-_SETTINGS = ("kv", "model", "basis", "chunk_tokens", "n_threads")
+_SETTINGS = ("kv", "model", "basis", "chunk_tokens", "whole", "n_threads")
 _log = logging.getLogger(__name__)
 
 
@@ -132,7 +132,7 @@ def create_serde(settings: Mapping[str, object]) -> SerdeProcessor:
             "the serde kvlathe has no \"model\", which names the model's config.json or its folder"
         )
     settings = dict(settings)
-    max_workers = _whole(settings, "max_workers", 1)
+    max_workers = _number(settings, "max_workers", 1)
     settings.pop("max_workers", None)
     codec = _codec_of(settings, settings["model"], chunk_tokens=256)
     return AsyncSerdeProcessor(ChunkSerializer(codec), ChunkDeserializer(codec), max_workers=max_workers)
@@ -151,17 +151,18 @@ def _codec_of(settings: Mapping[str, object], model: Any, *, chunk_tokens: int) 
         str(settings["kv"]),
         model,
         basis=None if basis is None else str(basis),
-        chunk_tokens=_whole(settings, "chunk_tokens", chunk_tokens),
-        n_threads=None if settings.get("n_threads") is None else _whole(settings, "n_threads", 1),
+        chunk_tokens=_number(settings, "chunk_tokens", chunk_tokens),
+        whole=_number(settings, "whole", 4, least=0),
+        n_threads=None if settings.get("n_threads") is None else _number(settings, "n_threads", 1),
     )
     _log.info("kvlathe keeps chunks of %d tokens by %s", codec.chunk_tokens, codec.spec)
     return codec
 
 
-def _whole(settings: Mapping[str, object], name: str, default: int) -> int:
+def _number(settings: Mapping[str, object], name: str, default: int, least: int = 1) -> int:
     value = settings.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"the setting {name} of kvlathe is {value!r}, but has to be a whole number from 1 on")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgumentError(f"the setting {name} of kvlathe is {value!r}, but has to be an integer from {least} on")
     return value
 
 

@@ -62,12 +62,14 @@ TEST_F(EngineTest, PoolsTheHiddenStatesOfAPromptBesideOthers) {
   mean.pooling = Pooling::kMean;
   Request last = mean;
   last.pooling = Pooling::kLast;
+  Request all = mean;
+  all.pooling = Pooling::kAll;
   Request generates;
   generates.prompt = Prompt(60, 6);
   generates.max_tokens = 20;
   // What one forward says.
   HostPool pool(kRoomForAll);
-  std::vector<float> expected_mean, expected_last;
+  std::vector<float> expected_mean, expected_last, expected_all;
   {
     SequenceCache cache(&model_->layout(), &pool);
     ASSERT_TRUE(cache.Extend(90).ok());
@@ -75,6 +77,8 @@ TEST_F(EngineTest, PoolsTheHiddenStatesOfAPromptBesideOthers) {
     ASSERT_TRUE(model_->Forward({&step, 1}).ok());
     expected_mean.assign(model_->hidden(0).size(), 0);
     for (int row = 0; row < 90; ++row) {
+      const std::span<const float> hidden = model_->hidden(row);
+      expected_all.insert(expected_all.end(), hidden.begin(), hidden.end());
       for (size_t d = 0; d < expected_mean.size(); ++d) {
         expected_mean[d] += model_->hidden(row)[d] / 90;
       }
@@ -85,12 +89,14 @@ TEST_F(EngineTest, PoolsTheHiddenStatesOfAPromptBesideOthers) {
   for (const int max_batch_tokens : {7, 512}) {
     EngineOptions options = {.max_batch_tokens = max_batch_tokens};
     options.prefix_bytes = kRoomForAll / 2;
-    const auto outcomes = RunTogether({generates, mean, last, mean}, kRoomForAll, options);
+    const auto outcomes = RunTogether({generates, mean, last, all}, kRoomForAll, options);
     EXPECT_EQ(outcomes[0].tokens, alone[0].tokens);
+    const std::vector<float>* const of_request[] = {nullptr, &expected_mean, &expected_last,
+                                                    &expected_all};
     for (const int i : {1, 2, 3}) {
       EXPECT_TRUE(outcomes[i].tokens.empty());
       EXPECT_EQ(outcomes[i].finish_reason, FinishReason::kStop);
-      const auto& expected = i == 2 ? expected_last : expected_mean;
+      const std::vector<float>& expected = *of_request[i];
       ASSERT_EQ(outcomes[i].embedding.size(), expected.size());
       for (size_t d = 0; d < expected.size(); ++d) {
         EXPECT_NEAR(outcomes[i].embedding[d], expected[d], 1e-3) << i << ", " << d;
@@ -160,6 +166,8 @@ TEST_F(EngineTest, StopsAtAStopTokenAndWhenCancelled) {
   const auto stopped = RunTogether({r}, 64 << 20, {});
   EXPECT_EQ(stopped[0].finish_reason, FinishReason::kStop);
   EXPECT_LE(stopped[0].tokens.size(), 5u);
+  EXPECT_EQ(stopped[0].stop_id, r.stop_ids[0]);
+  EXPECT_FALSE(free_run[0].stop_id.has_value());
 
   HostPool pool(64 << 20);
   Engine engine({model_.get()}, &pool, {});

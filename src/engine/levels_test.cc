@@ -178,6 +178,7 @@ void ExpectLogprobs(const TokenLogprobs& got, std::span<const float> logits, int
   std::vector<int32_t> order(want.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
   std::ranges::stable_sort(order, [&](int a, int b) { return logits[a] > logits[b]; });
+  EXPECT_EQ(got.chosen_rank, std::ranges::find(order, token) - order.begin() + 1);
   ASSERT_EQ(got.top.size(), static_cast<size_t>(n_top));
   for (int i = 0; i < n_top; ++i) {
     EXPECT_EQ(got.top[i].token, order[i]);

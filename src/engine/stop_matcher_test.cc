@@ -36,8 +36,10 @@ TEST(StopMatcher, NothingComesAfterAStop) {
   StopMatcher matcher({"\n\n", "###"});
   EXPECT_EQ(matcher.Push("one\ntwo\n"), "one\ntwo");
   EXPECT_FALSE(matcher.stopped());
+  EXPECT_EQ(matcher.stop(), "");
   EXPECT_EQ(matcher.Push("\nthree"), "");
   EXPECT_TRUE(matcher.stopped());
+  EXPECT_EQ(matcher.stop(), "\n\n");
   EXPECT_EQ(matcher.Push("four"), "");
   EXPECT_EQ(matcher.Finish(), "");
 }

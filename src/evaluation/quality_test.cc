@@ -63,6 +63,21 @@ TEST_F(QualityTest, CutsWindowsThatStartWithBosAndLeavesOutTheRest) {
                    .ok());
 }
 
+TEST_F(QualityTest, AnInterruptEndsIt) {
+  auto none = Make(-1);
+  Model* models[] = {none.get()};
+  int n_steps = 0;
+  weights_->set_interrupt([&]() -> Status {
+    return ++n_steps < 3 ? OkStatus() : Error(StatusCode::kCancelled, "enough");
+  });
+  const EvaluationText text = Cut(301, 1);
+  EXPECT_EQ(MeasureQuality(models, text, 64 << 20, &threads_, nullptr).status().code(),
+            StatusCode::kCancelled);
+  EXPECT_EQ(n_steps, 3);
+  weights_->set_interrupt(nullptr);
+  EXPECT_TRUE(MeasureQuality(models, text, 64 << 20, &threads_, nullptr).ok());
+}
+
 TEST_F(QualityTest, TheBaselineAgreesWithItselfAndSizesAreTheFormula) {
   auto none = Make(-1), half = Make(0.5);
   Model* models[] = {none.get(), half.get()};

@@ -117,8 +117,8 @@ class ModelWeights {
   // What ties the shard to the others; set before models are made.
   void set_links(const RankLinks& links) { links_ = links; }
   const RankLinks& links() const { return links_; }
-  // Asked before each step of every model that is made of these weights, on the thread that steps;
-  // its error ends the step. None: nothing interrupts.
+  // Asked before each step of every model that is made of these weights, and before each layer of
+  // their gradients, on the thread that runs them; its error ends both. None: nothing interrupts.
   void set_interrupt(std::function<Status()> interrupt) { interrupt_ = std::move(interrupt); }
   Status CheckInterrupt() const { return interrupt_ ? interrupt_() : OkStatus(); }
   const NumberTypes& types() const { return types_; }

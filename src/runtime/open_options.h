@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "evaluation/quality.h"
 #include "machine/attention/schedule.h"
 #include "machine/weight_type.h"
@@ -67,6 +68,8 @@ struct OpenOptions {
   bool deterministic = false;  // identical bits whatever runs beside a sequence; slower prompts
   // The ranks that share the model, of which this process is one; outlives it. Null: none.
   RankGroup* ranks = nullptr;
+  // Asked while the model is opened and used (ModelWeights::set_interrupt); may be empty.
+  std::function<Status()> interrupt;
   Progress progress;  // may be empty
   NoteSink on_note;   // may be empty: nobody is told
 };

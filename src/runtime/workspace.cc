@@ -139,6 +139,7 @@ Status Workspace::LoadWeights(std::unique_ptr<TensorSource> source) {
                          progress, shard_.has_value() ? &*shard_ : nullptr);
   KVL_RETURN_IF_ERROR(WithDevice(weights.status()));
   weights_ = *std::move(weights);
+  weights_->set_interrupt(options_.interrupt);
   if (!options_.weights.has_value()) NoteRemadeWeights();
   // Weights in blocks are multiplied in integers, which every processor has.
   const bool needs_bf16 = options_.exact_rows || !HasBlocks(weights_->lm_head().type());

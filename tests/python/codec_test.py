@@ -202,10 +202,10 @@ class CodecTest(unittest.TestCase):
             ((0, q.astype(np.float64), k, v), TypeError, "q is of 64 bits"),
             ((0, q.astype(np.int32), k, v), TypeError, "q is of 32 bits of another type"),
             ((0, q.tolist(), k, v), TypeError, "q is no array"),
-            ((0, None, k, v), TypeError, "q is no array"),
+            ((0, None, k, v), TypeError, "q is None"),
             ((0, q[:0], k[:0], v[:0]), ValueError, "no new positions"),
             ((2, q, k, v), ValueError, "layer 2: there are layers 0 to 1"),
-            ((-1, q, k, v), ValueError, "layer is -1"),
+            ((-1, q, k, v), ValueError, "layer -1: there are layers 0 to 1"),
             ((1, q, k, v), ValueError, "its next layer is 0"),
         ):
             with self.assertRaisesRegex(kind, line):
@@ -246,7 +246,7 @@ class CodecTest(unittest.TestCase):
             codec.attend([], 0, q, k, v)
         with self.assertRaisesRegex(ValueError, "n_new has 1 numbers of sum 7"):
             codec.attend([sequence], 0, q, k, v, n_new=[7])
-        with self.assertRaisesRegex(ValueError, "n_new is -1"):
+        with self.assertRaisesRegex(ValueError, "sequence 1: no new positions"):
             codec.attend([sequence, codec.sequence()], 0, q, k, v, n_new=[9, -1])
         sequence.attend(0, q, k, v)
         for call in (sequence.to_bytes, sequence.copy, lambda: sequence.keys(0)):

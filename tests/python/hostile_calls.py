@@ -2,10 +2,14 @@
 
 import faulthandler
 import json
+import os
 import pathlib
 from collections.abc import Callable
 from typing import IO, Any
 
+# AddressSanitizer of GCC 12 leaves the locks of its allocator as they are in a child of fork, where a thread that begins may
+# wait for one of them for good.
+IS_SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
 # A single call that takes longer hangs.
 CALL_SECONDS = 100
 

@@ -9,18 +9,17 @@ which writes down what became of each call, so that a crash names the call that 
 """
 import importlib
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
 
-from hostile_calls import BATCHES, Calls
+from hostile_calls import BATCHES, IS_SANITIZED, Calls
 
 KVLATHE, MODEL = (pathlib.Path(argument) for argument in sys.argv[1:3])
 # Under the sanitizers a batch takes ten times as long.
-BATCH_SECONDS = 600 if "libasan" in os.environ.get("LD_PRELOAD", "") else 120
+BATCH_SECONDS = 600 if IS_SANITIZED else 120
 LEAST_REFUSED = 200
 MODULES = ("hostile_model", "hostile_codec")
 for module in MODULES:

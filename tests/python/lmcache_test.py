@@ -11,6 +11,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import select
 import shutil
 import subprocess
@@ -36,6 +37,7 @@ try:
     from lmcache.v1.memory_allocators.ad_hoc_memory_allocator import AdHocMemoryAllocator
     from lmcache.v1.memory_management import MemoryFormat
     from lmcache.v1.metadata import LMCacheMetadata
+    from lmcache.v1.platform import consume_fd
     from lmcache.v1.storage_backend import CreateStorageBackends
 except ImportError as error:
     print(f"LMCache is not there ({error})")
@@ -49,6 +51,8 @@ KVLATHE, MODEL = (pathlib.Path(argument) for argument in sys.argv[1:3])
 KV = "kivi(bits=4,group=64,sink=0)"
 N_LAYERS, N_HEADS, HEAD_DIM, N_TOKENS = 6, 2, 64, 256
 N_CHANNELS = N_HEADS * HEAD_DIM
+# Of the squares of rows, by codes of 4 bits of such noise as rows() gives.
+MOST_LOST = 0.02
 KEY = ObjectKey(chunk_hash=b"a" * 32, model_name="nano", kv_rank=0)
 
 
@@ -81,20 +85,29 @@ class ChunkCodecTest(unittest.TestCase):
     def test_bytes_and_rows_are_those_of_the_codec(self):
         chunk = rows(1)
         data = self.codec.pack(chunk)
-        own = Codec(Shape.from_config(MODEL), KV, max_positions=N_TOKENS)
-        by_heads = chunk.reshape(2, N_LAYERS, N_TOKENS, N_HEADS, HEAD_DIM)
+        own = Codec(Shape.from_config(MODEL), KV, dtype="bfloat16", max_positions=N_TOKENS)
+        # The first four tokens stand aside in 16 bits, and the fifth in their place.
+        coded = chunk.copy()
+        coded[:, :, :4] = coded[:, :, 4:5]
+        by_heads = coded.reshape(2, N_LAYERS, N_TOKENS, N_HEADS, HEAD_DIM)
         sequence = own.encode(by_heads[0], by_heads[1])
-        self.assertEqual(data[24:], sequence.to_bytes())
+        n_aside = 2 * 2 * N_LAYERS * 4 * N_CHANNELS
+        self.assertEqual(data[28 + n_aside:], sequence.to_bytes())
         self.assertEqual(len(data), self.codec.packed_size(N_LAYERS, N_TOKENS))
         # What the allocator counts, and a head for every layer that says what the codes are.
-        self.assertGreaterEqual(len(data), sequence.nbytes)
-        self.assertLess(len(data), sequence.nbytes + 1024 * N_LAYERS)
-        self.assertLess(len(data), 0.36 * chunk.size * 2)
+        self.assertGreaterEqual(len(data), sequence.nbytes + n_aside)
+        self.assertLess(len(data), sequence.nbytes + n_aside + 1024 * N_LAYERS)
+        self.assertLess(len(data), 0.31 * chunk.size * 2)
         again = self.codec.unpack(data)
         keys, values = own.decode(sequence)
-        np.testing.assert_array_equal(again[0].reshape(keys.shape), keys)
-        np.testing.assert_array_equal(again[1].reshape(values.shape), values)
-        self.assertLess(loses(chunk, again), 0.01)
+        np.testing.assert_array_equal(again[0, :, 4:].reshape(keys[:, 4:].shape), keys[:, 4:])
+        np.testing.assert_array_equal(again[1, :, 4:].reshape(values[:, 4:].shape), values[:, 4:])
+        np.testing.assert_array_equal(again[:, :, :4], torch.from_numpy(chunk[:, :, :4].copy()).bfloat16().float().numpy())
+        bare = ChunkCodec(KV, MODEL, whole=0)
+        self.assertEqual(len(bare.pack(chunk)), len(data) - n_aside)
+        with self.assertRaisesRegex(ValueError, "whole"):
+            ChunkCodec(KV, MODEL, whole=-1)
+        self.assertLess(loses(chunk, again), MOST_LOST)
         self.assertGreater(loses(chunk, again), 1e-4)
 
     def test_methods_lose_what_their_bits_say(self):
@@ -106,16 +119,16 @@ class ChunkCodecTest(unittest.TestCase):
         self.assertLess(lost[1], 1e-3)
 
     def test_chunks_that_are_not_full_and_parts_of_a_model(self):
-        for n_tokens in (1, 63, 64, 100, 255):
+        for n_tokens in (1, 4, 5, 63, 64, 100, 255):
             chunk = rows(3, n_tokens)
             data = self.codec.pack(chunk)
             self.assertEqual(len(data), self.codec.packed_size(N_LAYERS, n_tokens))
-            self.assertLess(loses(chunk, self.codec.unpack(data)), 0.01)
+            self.assertLess(loses(chunk, self.codec.unpack(data)), MOST_LOST)
         for n_layers, n_channels in ((1, N_CHANNELS), (3, N_CHANNELS), (N_LAYERS, HEAD_DIM)):
             chunk = rows(4, N_TOKENS, n_layers, n_channels)
             again = self.codec.unpack(self.codec.pack(chunk))
             self.assertEqual(again.shape, chunk.shape)
-            self.assertLess(loses(chunk, again), 0.01)
+            self.assertLess(loses(chunk, again), MOST_LOST)
 
     def test_wrong_arrays_are_refused(self):
         for chunk, needle in ((rows(1)[:1], "shape"), (rows(1, N_TOKENS + 1), "256"), (rows(1, 4)[..., :100], "channels"),
@@ -123,21 +136,22 @@ class ChunkCodecTest(unittest.TestCase):
                               (rows(1)[:, :, :0], "tokens"), (rows(1)[0], "shape")):
             with self.assertRaisesRegex(kvlathe.errors.InvalidArgumentError, needle):
                 self.codec.pack(chunk)
-        spoilt = rows(1)
-        spoilt[0, 2, 5, 7] = np.nan
-        with self.assertRaises(kvlathe.KvlatheError):
-            self.codec.pack(spoilt)
+        for token in (1, 5):
+            spoilt = rows(1)
+            spoilt[0, 2, token, 7] = np.nan
+            with self.assertRaises(kvlathe.errors.DataLossError):
+                self.codec.pack(spoilt)
         self.codec.unpack(self.codec.pack(rows(1)))
 
     def test_wrong_bytes_are_refused(self):
         data = self.codec.pack(rows(5, 70))
         step = max(1, len(data) // 300)
-        for place in [*range(24), *range(24, len(data), step), len(data) - 1]:
+        for place in [*range(28), *range(28, len(data), step), len(data) - 1]:
             damaged = bytearray(data)
             damaged[place] ^= 0x10
             with self.assertRaises(kvlathe.errors.DataLossError):
                 self.codec.unpack(damaged)
-        for length in (0, 3, 24, len(data) // 2, len(data) - 1):
+        for length in (0, 3, 28, len(data) // 2, len(data) - 1):
             with self.assertRaises(kvlathe.errors.DataLossError):
                 self.codec.unpack(data[:length])
         # A buffer may be longer than the chunk.
@@ -148,12 +162,57 @@ class ChunkCodecTest(unittest.TestCase):
 
     def test_methods_that_do_not_fit_chunks_are_refused(self):
         for kv, needle in (("snapkv(keep=0.5)", "chunks at rest"), ("window(size=64)", "chunks at rest"),
-                           ("kvquant(bits=4)", "kvquant|statistics|basis"), ("palu(rate=0.5)", "palu|statistics|basis"),
-                           ("lathe(ratio=4)", "lathe|basis|statistics"), ("kivi(bits=99)", "bits")):
+                           ("lathe(ratio=4,keys=after)", "give basis"),
+                           ("kivi(bits=99)", "bits")):
             with self.subTest(kv=kv), self.assertRaisesRegex(kvlathe.KvlatheError, needle):
                 ChunkCodec(kv, MODEL)
         with self.assertRaisesRegex(ValueError, "at least one"):
             ChunkCodec(KV, MODEL, chunk_tokens=0)
+
+    def test_lathe_has_its_ratio_in_a_chunk(self):
+        basis = self.basis()
+        for ratio in (4, 8):
+            codec = ChunkCodec(f"lathe(ratio={ratio},keys=after,newest=0,sink=0)", MODEL, basis=basis)
+            chunk = rows(6)
+            data = codec.pack(chunk)
+            # With the heads of the layers, and four of 256 tokens aside.
+            self.assertLess(len(data), 2 * chunk.size * (1.05 / ratio + 4 / 256))
+            self.assertEqual(codec.unpack(data).shape, chunk.shape)
+            with self.assertRaises(kvlathe.errors.DataLossError):
+                self.codec.unpack(data)
+        with self.assertRaisesRegex(kvlathe.errors.InvalidArgumentError, "whole model"):
+            codec.pack(rows(6, n_layers=3))
+        # What has to know where a chunk stands, or what reads it.
+        for kv, needle in (("lathe(ratio=4,keys=centred,newest=0,sink=0)", "keys=after"), ("palu(rate=0.5)", "before RoPE"),
+                           ("kvquant(bits=4)", "before RoPE"), ("eigen(rate=0.5)", "before RoPE"),
+                           ("lathe(ratio=4,keys=after)", "reach only"),
+                           ("lathe(ratio=4,keys=after,newest=0,sink=0,classes=3)", "at rest")):
+            with self.subTest(kv=kv), self.assertRaisesRegex(kvlathe.KvlatheError, needle):
+                ChunkCodec(kv, MODEL, basis=basis)
+
+    def basis(self):
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="kvlathe_lmcache_"))
+        self.addCleanup(shutil.rmtree, folder)
+        subprocess.run([KVLATHE, "calibrate", "-m", MODEL, "--output", folder / "basis.safetensors"],
+                       capture_output=True, check=True)
+        return folder / "basis.safetensors"
+
+    def test_the_example(self):
+        try:
+            import transformers  # noqa: F401
+        except ImportError as error:
+            self.skipTest(str(error))
+        example = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python" / "chunks_at_rest.py"
+        lathe = "lathe(ratio=8,keys=after,newest=0,sink=0)"
+        done = subprocess.run([sys.executable, "-B", example, MODEL, MODEL / "sample.txt", "none", KV,
+                               f"{lathe}@{self.basis()}"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = [re.fullmatch(r"(\S+) +([\d.]+)% of 16 bits, KL ([\d.]+) nats a token", line).groups()
+                 for line in done.stdout.splitlines()]
+        self.assertEqual([kv for kv, _, _ in found], ["none", KV, lathe])
+        for (_, share, kl), most_share, most_kl in zip(found, (102, 31, 14.5), (1e-5, 0.001, 0.002), strict=True):
+            self.assertLess(float(share), most_share)
+            self.assertLess(float(kl), most_kl)
 
     def test_threads_share_a_codec(self):
         chunks = [rows(seed, 128) for seed in range(12)]
@@ -166,7 +225,7 @@ class ChunkCodecTest(unittest.TestCase):
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             for i, data, again in pool.map(go, range(48)):
                 self.assertEqual(data, expected[i])
-                self.assertLess(loses(chunks[i], again), 0.01)
+                self.assertLess(loses(chunks[i], again), MOST_LOST)
 
 
 class ServerTest(unittest.TestCase):
@@ -235,6 +294,7 @@ def wait(poller_of, what):
     poller.register(poller_of, select.POLLIN)
     if not poller.poll(60000):
         raise TimeoutError(what)
+    consume_fd(poller_of)
 
 
 def serve(folder, description):
@@ -313,7 +373,7 @@ class EngineTest(unittest.TestCase):
         return made["LocalCPUBackend"], made.get("RemoteBackend-kvlathe")
 
     def test_chunks_go_to_files_and_come_back(self):
-        memory, remote = self.backends(self.config())
+        memory, remote = self.backends(self.config({"kvlathe.kv": KV, "kvlathe.model": str(MODEL)}))
         self.addCleanup(remote.close)
         codec = ChunkCodec(KV, MODEL)
         for number, n_tokens in ((1, N_TOKENS), (2, 112)):
@@ -359,7 +419,7 @@ class EngineTest(unittest.TestCase):
             back = unpacks.deserialize(packs.serialize(tensor_object(laid, form=form)))
             self.assertEqual(back.get_memory_format(), form)
             self.assertEqual(back.tensor.shape, torch.Size(laid.shape))
-            self.assertLess(loses(laid, back.tensor.float().numpy()), 0.01)
+            self.assertLess(loses(laid, back.tensor.float().numpy()), MOST_LOST)
         # Other names are LMCache's.
         naive, _ = naive_serde.CreateSerde("naive", self.metadata(), self.config())
         self.assertEqual(type(naive).__name__, "NaiveSerializer")

@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 #include "kvlathe/options.h"
-#include "runtime/task_choice.h"
+#include "runtime/measuring/task_choice.h"
 
 namespace kvlathe {
 

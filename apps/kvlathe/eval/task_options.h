@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "runtime/task_choice.h"
+#include "runtime/measuring/task_choice.h"
 
 namespace kvlathe {
 

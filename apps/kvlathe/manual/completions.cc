@@ -71,7 +71,7 @@ void AddValues(const CLI::Option& option, const std::string& before, const std::
   const auto add = [&](std::string_view value, std::string_view doc) {
     if (value.starts_with(begun)) AddLine(before + std::string(value), doc, lines);
   };
-  const std::string name = option.get_single_name();
+  const std::string& name = option.get_single_name();
   if (const std::vector<std::string> words = ChoicesOf(option); !words.empty()) {
     for (const std::string& word : words) add(word, option.get_description());
   } else if (name == "kv") {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,8 +32,14 @@ class Capture:
         self.held_back = False  # of the sequence that runs
 
 
-# Those that run, the innermost last.
-_running: list[Capture] = []
+class _Running(threading.local):
+    """Those that run in this thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.captures: list[Capture] = []
+
+
+_running = _Running()
 
 
 def _rows(states: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -51,7 +58,7 @@ def _attention_with_gradients(
     scale: float,
 ) -> torch.Tensor:
     """Attention of one sequence in float32, whose way back shows gradients to keys and values."""
-    calibrator = _running[-1].calibrator
+    calibrator = _running.captures[-1].calibrator
     n_kv_heads, n_tokens = key.shape[1], key.shape[2]
     group = query.shape[1] // n_kv_heads
     q, k, v = (states.float() for states in (query, key, value))
@@ -93,9 +100,9 @@ def _captured_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    if not _running:
+    if not _running.captures:
         raise FailedPreconditionError(f"attn_implementation='{_ATTENTION}' is for kvlathe.hf.calibrate alone")
-    capture = _running[-1]
+    capture = _running.captures[-1]
     capture.calibrator.add(
         module.layer_idx, *map(_rows, (query, key, value)), rotated=True, first_position=0, held_back=capture.held_back
     )
@@ -125,12 +132,12 @@ def _without_gradients_of_weights(model: PreTrainedModel) -> Iterator[None]:
 @contextlib.contextmanager
 def capturing(model: PreTrainedModel, capture: Capture) -> Iterator[None]:
     """Forwards of `model` within it show their rows to `capture`."""
-    _running.append(capture)
+    _running.captures.append(capture)
     try:
         with attention_set(attention_configs(model), _ATTENTION), _without_gradients_of_weights(model):
             yield
     finally:
-        _running.remove(capture)
+        _running.captures.remove(capture)
 
 
 def run_sequence(model: PreTrainedModel, capture: Capture, ids: list[int], seed: int) -> None:

@@ -129,6 +129,10 @@ TEST_F(ChoiceScorerTest, EveryChoiceHasTheLikelihoodThatItHasAlone) {
       const double expected = OneByOne(model.get(), ChainOf(example.prompt, question.choices[i]),
                                        kPromptTokens, kPromptTokens, &n_bytes);
       EXPECT_NEAR(weighed.log_likelihoods[0][i], expected, 1e-4) << i;
+      ASSERT_EQ(weighed.tokens[0][i].size(), question.choices[i].size());
+      double sum = 0;
+      for (const WeighedToken& token : weighed.tokens[0][i]) sum += token.logprob;
+      EXPECT_EQ(sum, weighed.log_likelihoods[0][i]);
     }
     // The cache that is measured is the one behind the prompt.
     EXPECT_EQ(weighed.n_cached_tokens, kPromptTokens);

@@ -1,4 +1,4 @@
-#include "runtime/task_choice.h"
+#include "runtime/measuring/task_choice.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/comparison_run.h"
+#include "runtime/measuring/comparison_run.h"
 
 #include <algorithm>
 

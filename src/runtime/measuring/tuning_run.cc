@@ -1,4 +1,4 @@
-#include "runtime/tuning_run.h"
+#include "runtime/measuring/tuning_run.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/cache_inspection.h"
+#include "runtime/measuring/cache_inspection.h"
 
 #include <numeric>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/task_choice.h"
+#include "runtime/measuring/task_choice.h"
 #include "runtime/workspace.h"
 #include "tuning/tune.h"
 
