@@ -177,7 +177,7 @@ class Writer {
   bool IsGemma() const { return s_.model_type == "gemma3_text"; }
   void AddLinear(const std::string& name, int n_out, int n_in, double deviation, bool bias) {
     Add(name + ".weight", {n_out, n_in}, 0, deviation);
-    if (bias) Add(name + ".bias", {n_out}, 0, 0.5);
+    if (bias) Add(name + ".bias", {n_out}, 0, s_.bias_deviation);
   }
   void AddConv1d(const std::string& name, int n_out, int n_in, double deviation) {
     Add(name + ".weight", {n_in, n_out}, 0, deviation);

@@ -21,6 +21,7 @@ struct RandomModelShape {
   bool tied = false;
   bool attention_bias = false;  // q, k, v and o; falcon: everything
   bool mlp_bias = false;
+  double bias_deviation = 0.5;
   ReferenceRope rope;
   double rotary_fraction = 1;  // phi3
   int window = 0;              // mistral, phi3, gemma3_text

@@ -52,7 +52,9 @@ GivenWeights ReadGivenWeights(const nb::object& weights, const ModelConfig& conf
   if (weights.is_none()) return given;
   const int64_t d = config.head_dim;
   const auto grams = [&](const char* name) {
-    return HeadsOf<double>(weights.attr(name), name, config, {d, d});
+    const nb::object array = weights.attr(name);
+    if (array.is_none()) return std::vector<std::vector<double>>();
+    return HeadsOf<double>(array, name, config, {d, d});
   };
   given.key_grams = grams("key_grams");
   given.value_grams = grams("value_grams");

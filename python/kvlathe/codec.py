@@ -160,18 +160,19 @@ class Statistics:
 
 @dataclass(frozen=True)
 class WeightGrams:
-    """What methods with a basis ask of the weights of attention, where a caller has them.
+    """What methods ask of the weights of attention, where a caller has them.
 
-    For y = x W, with W_K, W_V and W_O [input, output] of one head: arrays of NumPy, dense, by layer and
-    KV head. Where keys are normalised, W_K is multiplied by the norm's weights, and there are no
-    key_biases.
+    Methods with a basis ask for all of it; where keys are rounded without one, the mean of key_biases
+    is taken off them first. For y = x W + b, with W_K, W_V and W_O [input, output] of one head: arrays of
+    NumPy, dense, by layer and KV head. Where keys are normalised, W_K is multiplied by the norm's
+    weights, and there are no key_biases. What is None is taken from the rows, and biases are none.
     """
 
-    key_grams: npt.NDArray[np.float64]
+    key_grams: npt.NDArray[np.float64] | None = None
     """W_K^T W_K, [n_layers, n_kv_heads, head_dim, head_dim]."""
-    value_grams: npt.NDArray[np.float64]
+    value_grams: npt.NDArray[np.float64] | None = None
     """W_V^T W_V, likewise."""
-    output_grams: npt.NDArray[np.float64]
+    output_grams: npt.NDArray[np.float64] | None = None
     """The sum of W_O W_O^T over the query heads that read a KV head, likewise."""
     key_biases: npt.NDArray[np.float32] | None = None
     """[n_layers, n_kv_heads, head_dim]."""
@@ -380,8 +381,9 @@ class Codec:
         basis: statistics, or their file, for methods that have a basis or codebooks. dtype: of rows on
         their way and of those that are not compressed yet, "float32" or "bfloat16". n_threads: all
         processors where it is None. max_positions: the context at which a ratio in kv is promised, the
-        shape's own where it is None. weights: what bases ask of the weights; without it the rows of the
-        statistics stand for W_K and W_V, and every direction of a value counts alike.
+        shape's own where it is None. weights: what bases ask of the weights, and biases of keys, whose
+        mean is taken off keys before they are rounded; without it the rows of the statistics stand for
+        W_K and W_V, every direction of a value counts alike, and there are no biases.
         """
         if not isinstance(shape, Shape):
             raise TypeError(f"shape is {type(shape).__name__}; give a kvlathe.codec.Shape")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "model/stored/mean_key_bias.h"
 #include "plan/plan_shard.h"
 
 namespace kvlathe {
@@ -41,7 +42,9 @@ KindOfLayers::KindOfLayers(const ModelConfig& whole, int kind, Device* memory)
 
 StatusOr<std::unique_ptr<CodecLayer>> CodecLayer::Create(const CachePlan& plan, int layer_idx,
                                                          const NumberTypes& types,
-                                                         KindOfLayers* kind, Machine* machine) {
+                                                         KindOfLayers* kind,
+                                                         std::span<const float> key_biases,
+                                                         Machine* machine) {
   const int n_model_heads = plan.layout().n_kv_heads * HeadsPerMap(plan.layout().keys);
   const CachePlan part =
       ShardOf(plan, {.layers = {layer_idx, layer_idx + 1}, .kv_heads = {0, n_model_heads}});
@@ -71,6 +74,11 @@ StatusOr<std::unique_ptr<CodecLayer>> CodecLayer::Create(const CachePlan& plan, 
     layer->rows.maps_values = MapsValues(*made->basis_, 0);
     KVL_ASSIGN_OR_RETURN(layer->basis, PackLayerBasis(*made->basis_, 0, types, machine,
                                                       /*has_weights=*/false));
+  }
+  if (part.basis() == nullptr || layer->online != nullptr) {
+    KVL_ASSIGN_OR_RETURN(
+        layer->basis.key_offset,
+        MeanKeyBiases(kind->config, layout, /*layer_idx=*/0, key_biases, &machine->memory()));
   }
   if (!made->codebooks_.empty()) {
     Residents& residents = machine->residents();

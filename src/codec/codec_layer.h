@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "machine/machine.h"
@@ -25,10 +26,12 @@ struct KindOfLayers {
 
 class CodecLayer {
  public:
-  // `plan` is of all layers; `kind` and `machine` outlive the layer. kResourceExhausted when there
-  // is no memory for the maps.
+  // `plan` is of all layers; `kind` and `machine` outlive the layer. key_biases are those of the
+  // layer, [n_kv_heads, head_dim], or empty. kResourceExhausted when there is no memory for the
+  // maps.
   static StatusOr<std::unique_ptr<CodecLayer>> Create(const CachePlan& plan, int layer_idx,
                                                       const NumberTypes& types, KindOfLayers* kind,
+                                                      std::span<const float> key_biases,
                                                       Machine* machine);
 
   const CacheLayout& layout() const { return layout_; }  // of this layer alone
@@ -41,6 +44,13 @@ class CodecLayer {
   const LayerCodebooks* codebooks() const { return codebooks_.empty() ? nullptr : &codebooks_[0]; }
   // Of all KV heads of the model side by side, taken off values before they are mapped; or empty.
   const std::vector<float>& value_offset() const { return value_offset_; }
+  // What every key of a head loses before it is stored, where no basis comes before: [head_dim], or
+  // empty.
+  std::span<const float> key_offset(int kv_head_idx) const {
+    const std::vector<FloatTable>& offsets = layer_->basis.key_offset;
+    if (basis_.has_value() || offsets.empty()) return {};
+    return offsets[kv_head_idx].values();
+  }
   LayerProgram& attending() { return *attending_; }
   // Without queries; null where the cache cannot do without them.
   LayerProgram* storing() { return storing_.get(); }

@@ -13,7 +13,8 @@ namespace kvlathe {
 namespace {
 
 // Everything beside the spec that decides what stored bytes mean.
-std::string IdentityOf(const ModelConfig& c, DType row_type, const CachePlan& plan) {
+std::string IdentityOf(const ModelConfig& c, DType row_type, const CachePlan& plan,
+                       std::span<const std::unique_ptr<CodecLayer>> layers) {
   Fingerprint print;
   for (const int64_t n : {c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim, c.rope_dim()}) {
     print.Add(static_cast<uint64_t>(n));
@@ -22,6 +23,12 @@ std::string IdentityOf(const ModelConfig& c, DType row_type, const CachePlan& pl
   print.Add(static_cast<uint64_t>(row_type));
   if (plan.basis() != nullptr) print.Add(BasisHash(*plan.basis()));
   if (!plan.codebooks().empty()) print.Add(CodebooksHash(plan.codebooks()));
+  for (const auto& layer : layers) {
+    for (int g = 0; g < layer->layout().n_kv_heads; ++g) {
+      const auto bytes = std::as_bytes(layer->key_offset(g));
+      if (!bytes.empty()) print.Add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    }
+  }
   return "codec " + print.Hex();
 }
 
@@ -90,8 +97,9 @@ Status RowCodec::MakePlan(const CodecOptions& options) {
   KVL_RETURN_IF_ERROR(CheckIsOfRows(spec_, MakeLayout(facts, PartsOf(spec_), {}, spec_.keys())));
   KVL_ASSIGN_OR_RETURN(const CachePlan plan, planner_->MakePlan(spec_));
   layout_ = plan.layout();
-  identity_ = {.spec = spec_.ToString(), .model = IdentityOf(config_, types_.rows, plan)};
-  return MakeLayers(plan);
+  KVL_RETURN_IF_ERROR(MakeLayers(plan));
+  identity_ = {.spec = spec_.ToString(), .model = IdentityOf(config_, types_.rows, plan, layers_)};
+  return OkStatus();
 }
 
 Status RowCodec::MakeLayers(const CachePlan& plan) {
@@ -99,10 +107,16 @@ Status RowCodec::MakeLayers(const CachePlan& plan) {
     kinds_.emplace_back(config_, kind, &machine_->memory());
     KeepAnglesFor(layout_, !plan.codebooks().empty(), &kinds_.back().rotations);
   }
+  KVL_ASSIGN_OR_RETURN(const std::vector<std::vector<float>> biases, source_.KeyBiases());
   for (int l = 0; l < layout_.n_layers; ++l) {
+    std::vector<float> of_layer;
+    for (int g = 0; !biases.empty() && g < config_.n_kv_heads; ++g) {
+      const std::vector<float>& bias = biases[int64_t{l} * config_.n_kv_heads + g];
+      of_layer.insert(of_layer.end(), bias.begin(), bias.end());
+    }
     KVL_ASSIGN_OR_RETURN(std::unique_ptr<CodecLayer> layer,
                          CodecLayer::Create(plan, l, types_, &kinds_[config_.attention.kind_idx(l)],
-                                            machine_.get()));
+                                            of_layer, machine_.get()));
     widths_ = widths_.Union(RowWidthsOf(layer->layer()));
     layers_.push_back(std::move(layer));
   }

@@ -280,6 +280,11 @@ void EntryReader::CopyBack(int kv_head_idx, const EntryTarget& to) const {
     std::copy_n(head.sink_v.row(e).data(), d, v + e * stride);
   }
   Unpack(kv_head_idx, {k + head.n_sinks * stride, stride, v + head.n_sinks * stride, stride});
+  const std::span<const float> offset = layer_.key_offset(kv_head_idx);
+  if (offset.empty()) return;
+  for (int64_t e = 0; e < to.n_entries; ++e) {
+    for (int64_t i = 0; i < d; ++i) k[e * stride + i] += offset[i];
+  }
 }
 
 RowMatrix EntryReader::Joined(int kv_head_idx, RowMatrix HeadEntries::*side) const {

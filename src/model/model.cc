@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <utility>
-#include <variant>
 
 #include "base/check.h"
-#include "model/rope.h"
+#include "model/stored/mean_key_bias.h"
 #include "model/weight_grams.h"
 
 namespace kvlathe {
@@ -75,39 +74,14 @@ std::optional<double> Model::RateOf(const CacheLayout& layout) const {
   return std::nullopt;
 }
 
-namespace {
-
-// Whether keys of such a cache are stored less their mean bias: where they are sealed in codes,
-// turned, and no basis comes before. Adding one vector to all keys of a head changes no probability
-// of its attention, and a scale that channels share is not taken up by a few of them that hardly
-// differ from token to token (docs/decisions/mean-key-bias-subtracted.md).
-bool StoresKeysLessMeanBias(const ModelConfig& config, const CacheLayout& layout) {
-  if (!config.biases.qkv || config.norms.of_qk || config.dmc.has_value()) return false;
-  if (config.rope_dim() == 0 || !layout.seal.has_value() || FactsOf(layout.keys).are_mapped) {
-    return false;
-  }
-  const Codec& codec = layout.seal->format.codec;
-  return std::holds_alternative<UniformCodec>(codec) || std::holds_alternative<TableCodec>(codec);
-}
-
-}  // namespace
-
 StatusOr<std::vector<FloatTable>> Model::MeanKeyBiases(int layer_idx) {
-  std::vector<FloatTable> offsets;
-  if (!StoresKeysLessMeanBias(config(), layout_)) return offsets;
-  const int64_t d = config().head_dim;
-  const float* const biases =
-      weights_->layer(layer_idx).qk_bias.data() + config().n_heads * d;  // of keys
-  for (int g = 0; g < config().n_kv_heads; ++g) {
-    KVL_ASSIGN_OR_RETURN(FloatTable offset,
-                         FloatTable::Make(&machine().memory(),
-                                          MeanTurned({biases + g * d, biases + (g + 1) * d},
-                                                     config().attention.of(layer_idx).rope,
-                                                     config().rope_dim(), config().max_seq_len),
-                                          "offsets of keys"));
-    offsets.push_back(std::move(offset));
+  std::span<const float> biases;
+  if (config().biases.qkv) {
+    const int64_t d = config().head_dim;
+    const FloatTable& of_all = weights_->layer(layer_idx).qk_bias;
+    biases = std::span(of_all.values()).subspan(config().n_heads * d, config().n_kv_heads * d);
   }
-  return offsets;
+  return kvlathe::MeanKeyBiases(config(), layout_, layer_idx, biases, &machine().memory());
 }
 
 StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasis* basis) {

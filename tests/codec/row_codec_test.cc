@@ -60,9 +60,10 @@ class RowCodecTest : public ::testing::Test {
   }
 
   std::unique_ptr<RowCodec> MakeCodec(const std::string& spec, DType row_type = DType::kF32) {
-    auto codec = RowCodec::Create(*LoadAttentionConfig(directory_),
-                                  {.spec = spec, .row_type = row_type, .statistics = statistics_},
-                                  loaded_.machine);
+    auto codec = RowCodec::Create(
+        *LoadAttentionConfig(directory_),
+        {.spec = spec, .row_type = row_type, .statistics = statistics_, .weights = weights_},
+        loaded_.machine);
     EXPECT_TRUE(codec.ok()) << codec.status();
     return codec.ok() ? *std::move(codec) : nullptr;
   }
@@ -87,6 +88,19 @@ class RowCodecTest : public ::testing::Test {
     return outcome;
   }
 
+  std::vector<std::vector<float>> KeyBiases() {
+    const ModelConfig& c = loaded_.model->config();
+    const int64_t d = c.head_dim;
+    std::vector<std::vector<float>> biases;
+    for (int l = 0; l < c.n_layers; ++l) {
+      const float* const of_keys = loaded_.weights->layer(l).qk_bias.data() + c.n_heads * d;
+      for (int g = 0; g < c.n_kv_heads; ++g) {
+        biases.emplace_back(of_keys + g * d, of_keys + (g + 1) * d);
+      }
+    }
+    return biases;
+  }
+
   // What a Calibrator makes of the text.
   void Calibrate(const CapturedText& text) {
     const ModelConfig& c = loaded_.model->config();
@@ -108,6 +122,7 @@ class RowCodecTest : public ::testing::Test {
   std::string directory_;
   testing::LoadedModel loaded_;
   NamedStatistics statistics_;
+  GivenWeights weights_;
 };
 
 // One method of each axis whose values no model folds a map into.
@@ -236,6 +251,57 @@ TEST_F(RowCodecTest, ReadsBackWhatAttentionReads) {
       EXPECT_LT(LargestDifference(entries->k, text.k[l]), kRounding);
       EXPECT_LT(LargestDifference(entries->v, text.v[l]), kRounding);
     }
+  }
+}
+
+// Where it is told the biases of keys it stores what the model stores, and gives keys back with
+// them.
+TEST_F(RowCodecTest, TakesMeanBiasesOffKeysAsTheModelDoes) {
+  Load(
+      {.model_type = "qwen2", .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .bias_deviation = 50});
+  const ModelConfig& c = loaded_.model->config();
+  for (const char* spec : {"kivi(bits=4)", "token(bits=4,group=16)", "int8", "mxfp4"}) {
+    SCOPED_TRACE(spec);
+    int64_t n_bytes = 0;
+    const CapturedText text = Capture(spec, &n_bytes);
+    weights_.key_biases = {};
+    const auto untold = MakeCodec(spec);
+    weights_.key_biases = KeyBiases();
+    const auto codec = MakeCodec(spec);
+    ASSERT_TRUE(untold != nullptr && codec != nullptr);
+    const double large = 50 * kRounding;  // rows are as much larger
+    double of_untold = 0;
+    const Outcome without = Run(untold.get(), text, kPrompt, true);
+    for (const bool are_turned : {true, false}) {
+      const Outcome outcome = Run(codec.get(), text, kPrompt, are_turned);
+      EXPECT_EQ(outcome.n_bytes, n_bytes);
+      for (int l = 0; l < c.n_layers; ++l) {
+        EXPECT_LT(LargestDifference(outcome.outputs[l], text.outputs[l]), large) << l;
+        of_untold = std::max(of_untold, LargestDifference(without.outputs[l], text.outputs[l]));
+      }
+    }
+    EXPECT_GT(of_untold, 10 * large);
+
+    const auto sequence = codec->NewSequence();
+    std::vector<std::vector<float>> outputs;
+    ASSERT_TRUE(
+        testing::AttendTo(text, 0, kTokens, true, codec.get(), sequence.get(), &outputs).ok());
+    const int64_t n = std::ssize(text.k[0]);
+    std::vector<float> k(n * c.n_layers), v(n * c.n_layers);
+    ASSERT_TRUE(codec->Decode(*sequence, k.data(), v.data()).ok());
+    for (int l = 0; l < c.n_layers; ++l) {
+      double error = 0, size = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        error += std::pow(k[l * n + i] - text.k[l][i], 2);
+        size += std::pow(text.k[l][i], 2);
+      }
+      EXPECT_LT(error, 0.01 * size) << l;
+    }
+    const auto bytes = codec->Save(*sequence);
+    ASSERT_TRUE(bytes.ok());
+    EXPECT_TRUE(codec->Load(std::as_bytes(std::span(*bytes))).ok());
+    EXPECT_EQ(untold->Load(std::as_bytes(std::span(*bytes))).status().code(),
+              StatusCode::kDataLoss);
   }
 }
 

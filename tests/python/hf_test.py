@@ -22,6 +22,7 @@ except ImportError:
 
 import kvlathe
 import kvlathe.hf
+from kvlathe.codec import Codec, Shape
 from kvlathe.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from tiny_models import FAMILIES, make_tiny_model, write_tokenizer
 
@@ -159,6 +160,27 @@ class AgainstTheEngine(unittest.TestCase):
 
     def test_gemma3(self):
         self.check("gemma3", SPECS)
+
+
+    def test_biases_of_keys(self):
+        ids = prompt_ids()
+        specs = ("none", "kivi(bits=4)", "token(bits=4)")
+        greedy = kvlathe.SamplingParams(temperature=0, max_tokens=N_NEW, ignore_eos=True, logprobs=1)
+        model = make_tiny_model("qwen2", folder_of("qwen2"), NANO)
+        engine = kvlathe.LLM(folder_of("qwen2"), kv=specs, dtype="float32", exact=True, n_threads=1, quiet=True)
+        with engine:
+            for spec in specs:
+                with self.subTest(spec=spec):
+                    [expected] = engine.generate([ids.tolist()], greedy, kv=spec)
+                    cache = kvlathe.hf.LatheCache(model, spec, n_threads=1)
+                    result = generate(model, ids, past_key_values=cache)
+                    self.check_same(expected.outputs[0], new_ids(result)[0], logprobs_of(result), spec)
+                    self.assertEqual(cache.nbytes, expected.kv_bytes)
+        # Codes of keys with their biases say something else.
+        untold = kvlathe.hf.LatheCache(model, Codec(Shape.from_config(model.config), "kivi(bits=4)", n_threads=1))
+        told = kvlathe.hf.LatheCache(model, "kivi(bits=4)", n_threads=1)
+        without, result = (generate(model, ids, past_key_values=cache) for cache in (untold, told))
+        self.assertNotEqual(new_ids(without), new_ids(result))
 
 
 class AgainstTransformers(unittest.TestCase):

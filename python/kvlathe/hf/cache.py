@@ -15,7 +15,7 @@ from kvlathe.errors import FailedPreconditionError, InvalidArgumentError, Unsupp
 from kvlathe.hf.attention import ATTENTION, mark_rows
 from kvlathe.hf.padding import Step, step_of
 from kvlathe.hf.switching import ModelSwitch, switch_of, text_config_of
-from kvlathe.hf.weights import weight_grams_of
+from kvlathe.hf.weights import key_biases_of, weight_grams_of
 
 _KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
@@ -47,9 +47,10 @@ def codec_for(model_or_config: PreTrainedModel | PreTrainedConfig, kv: str | Cod
     config = text_config_of(model_or_config)
     check_attention_of(config)
     shape = Shape.from_config(config)
-    learns = options.get("basis") is not None or "online" in str(kv)
-    if learns and options.get("weights") is None and isinstance(model_or_config, PreTrainedModel):
-        options["weights"] = weight_grams_of(model_or_config, shape)
+    if options.get("weights") is None and isinstance(model_or_config, PreTrainedModel):
+        learns = options.get("basis") is not None or "online" in str(kv)
+        grams = weight_grams_of(model_or_config, shape) if learns else None
+        options["weights"] = key_biases_of(model_or_config, shape) if grams is None else grams
     if options.get("dtype") is None:
         has_16_bits = getattr(model_or_config, "dtype", None) in (torch.bfloat16, torch.float16)
         options["dtype"] = "bfloat16" if has_16_bits else "float32"

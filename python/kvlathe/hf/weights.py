@@ -1,4 +1,4 @@
-"""What methods with a basis ask of a model's weights."""
+"""What methods ask of a model's weights."""
 
 from __future__ import annotations
 
@@ -74,6 +74,27 @@ def _biases(biases: list[torch.Tensor | None], shape: Shape) -> np.ndarray[tuple
         return None
     rows = torch.stack([bias for bias in biases if bias is not None])
     return rows.reshape(shape.n_layers, shape.n_kv_heads, shape.head_dim).float().numpy()  # type: ignore[no-any-return]
+
+
+def _key_bias(module: torch.nn.Module, shape: Shape) -> torch.Tensor | None:
+    """None where keys have none, or are normalised behind it."""
+    n_q, n_kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    if getattr(module, "k_norm", None) is not None:
+        return None
+    is_joined = hasattr(module, "qkv_proj")
+    bias = getattr(module.qkv_proj if is_joined else getattr(module, "k_proj", None), "bias", None)
+    if not isinstance(bias, torch.Tensor) or bias.is_meta or bias.shape != ((n_q + 2 * n_kv,) if is_joined else (n_kv,)):
+        return None
+    return (bias[n_q : n_q + n_kv] if is_joined else bias).detach().to("cpu", torch.float64)
+
+
+def key_biases_of(model: PreTrainedModel, shape: Shape) -> WeightGrams | None:
+    """The biases of keys alone, without work on weights; None where there are none."""
+    modules = _attention_modules(model)
+    if sorted(modules) != list(range(shape.n_layers)):
+        return None
+    biases = _biases([_key_bias(modules[index], shape) for index in range(shape.n_layers)], shape)
+    return None if biases is None else WeightGrams(key_biases=biases)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
