@@ -160,24 +160,30 @@ Status RowCodec::CheckIsBetweenSteps(const CodecSequence& sequence, const char* 
                sequence.next_layer(), layout_.n_layers, verb);
 }
 
-StatusOr<StoredEntries> RowCodec::Read(const CodecSequence& sequence, int layer_idx,
-                                       const EntryTarget* target) {
+StatusOr<StoredEntries> RowCodec::Read(const CodecSequence& sequence, int layer_idx) {
+  ScratchBlocks scratch(&pool_);
+  return ReadThrough(&scratch, sequence, layer_idx, /*target=*/nullptr);
+}
+
+StatusOr<StoredEntries> RowCodec::ReadThrough(ScratchBlocks* scratch, const CodecSequence& sequence,
+                                              int layer_idx, const EntryTarget* target) {
   KVL_RETURN_IF_ERROR(CheckIsBetweenSteps(sequence, "read"));
   if (layer_idx < 0 || layer_idx >= layout_.n_layers) {
     return Error(StatusCode::kInvalidArgument, "layer {}: there are layers 0 to {}", layer_idx,
                  layout_.n_layers - 1);
   }
   return ReadEntries(
-      {layers_[layer_idx].get(), &sequence.cache(layer_idx), machine_.get(), &pool_, &profile_},
+      {layers_[layer_idx].get(), &sequence.cache(layer_idx), machine_.get(), scratch, &profile_},
       target);
 }
 
 Status RowCodec::Decode(const CodecSequence& sequence, float* k, float* v) {
   const int64_t n = sequence.n_tokens(), d = config_.head_dim, n_heads = config_.n_kv_heads;
+  ScratchBlocks scratch(&pool_);
   for (int l = 0; l < layout_.n_layers; ++l) {
     const int64_t n_numbers = n * n_heads * d;
     const EntryTarget target = {k + l * n_numbers, v + l * n_numbers, n};
-    KVL_ASSIGN_OR_RETURN(StoredEntries entries, Read(sequence, l, &target));
+    KVL_ASSIGN_OR_RETURN(StoredEntries entries, ReadThrough(&scratch, sequence, l, &target));
     if (entries.n_entries != n) {
       return Error(StatusCode::kFailedPrecondition,
                    "layer {} holds {} of {} positions, so there are no rows of the others; keys() "
@@ -190,7 +196,7 @@ Status RowCodec::Decode(const CodecSequence& sequence, float* k, float* v) {
                    l);
     }
     if (IsInOrder(entries)) continue;
-    KVL_ASSIGN_OR_RETURN(entries, Read(sequence, l));
+    KVL_ASSIGN_OR_RETURN(entries, ReadThrough(&scratch, sequence, l, nullptr));
     for (int64_t h = 0; h < n_heads; ++h) {
       for (int64_t e = 0; e < n; ++e) {
         const int64_t to = l * n_numbers + (entries.positions[h * n + e] * n_heads + h) * d;

@@ -88,8 +88,7 @@ class RowCodec {
              std::vector<Status>* failures);
 
   // What the sequence holds of a layer; errors are those of ReadEntries and of Save.
-  StatusOr<StoredEntries> Read(const CodecSequence& sequence, int layer_idx,
-                               const EntryTarget* target = nullptr);
+  StatusOr<StoredEntries> Read(const CodecSequence& sequence, int layer_idx);
 
   // The rows of all positions, in their order, into [n_layers, n_tokens, n_kv_heads, head_dim]
   // each; kFailedPrecondition too where some are not held any more.
@@ -107,6 +106,8 @@ class RowCodec {
   Status CheckIsBetweenSteps(const CodecSequence& sequence, const char* verb) const;
   Status MakePlan(const CodecOptions& options);
   Status MakeLayers(const CachePlan& plan);
+  StatusOr<StoredEntries> ReadThrough(ScratchBlocks* scratch, const CodecSequence& sequence,
+                                      int layer_idx, const EntryTarget* target);
   Status CheckSteps(std::span<const CodecStep> steps, const CodecRows& rows);
   // The next piece of every sequence: as many tokens as its cache takes at once, and no more than
   // kMostTokens together.

@@ -3,6 +3,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -25,35 +26,18 @@ struct HeadEntries {
   bool has_whole_keys = false;
 };
 
-// Objects that go back to the pool with this.
-class ScratchBlocks {
- public:
-  explicit ScratchBlocks(BlockPool* pool) : pool_(*pool) {}
-  ~ScratchBlocks() {
-    for (const ObjectId& object : objects_) pool_.Release(object);
-  }
-  StatusOr<std::vector<ObjectId>> Take(int64_t n, int64_t n_bytes) {
-    std::vector<ObjectId> taken;
-    for (int64_t i = 0; i < n; ++i) {
-      const ObjectId object = pool_.Allocate(ObjectKind::kBlock, n_bytes);
-      if (object.is_null()) {
-        return Error(StatusCode::kResourceExhausted, "no memory to read {} blocks of {} bytes", n,
-                     n_bytes);
-      }
-      objects_.push_back(object);
-      taken.push_back(object);
-    }
-    return taken;
-  }
-
- private:
-  BlockPool& pool_;
-  std::vector<ObjectId> objects_;
-};
-
 // Whether keys are turned on their way back.
 bool NeedsPositions(const Keys& keys) {
   return TurnWhenRead(keys) || TurningPairs(keys) > 0 || HasFrames(keys);
+}
+
+// pairs [n][2] into two rows.
+void SplitPairs(const float* __restrict pairs, int n, float* __restrict first,
+                float* __restrict second) {
+  for (int i = 0; i < n; ++i) {
+    first[i] = pairs[2 * i];
+    second[i] = pairs[2 * i + 1];
+  }
 }
 
 class EntryReader {
@@ -63,7 +47,7 @@ class EntryReader {
         cache_(*reading.cache),
         machine_(*reading.machine),
         profile_(*reading.profile),
-        scratch_(reading.pool),
+        scratch_(*reading.scratch),
         heads_(layer_.layout().n_kv_heads) {}
 
   StatusOr<StoredEntries> Read(const EntryTarget* target);
@@ -72,7 +56,7 @@ class EntryReader {
   Status CheckIsRead() const;
   // Whether it is known which positions the entries are.
   bool has_positions() const;
-  // Makes plain blocks of all blocks of all heads.
+  // Makes plain blocks of all blocks of all heads, or takes them as they are where none are sealed.
   Status OpenBlocks();
   // Finds the sinks of the head and the positions of all that it holds.
   void ListEntries(int kv_head_idx);
@@ -93,8 +77,8 @@ class EntryReader {
   void MapBack(int kv_head_idx, int n_heads, const EntryTarget& to) const;
   RowMatrix KeysOf(int kv_head_idx) const;
   RowMatrix ValuesOf(int kv_head_idx) const;
-  // Slices of all heads that share latents, side by side.
-  RowMatrix Joined(int kv_head_idx, RowMatrix HeadEntries::*side) const;
+  // Slices of all heads that share latents, side by side: in `joined`, where there are several.
+  const RowMatrix& Joined(int kv_head_idx, RowMatrix HeadEntries::*side, RowMatrix* joined) const;
   void TurnKey(int position, bool is_sink, const float* mean, float* row) const;
 
   int first_open(const CacheHead& head) const;
@@ -103,7 +87,7 @@ class EntryReader {
   const SequenceCache& cache_;
   Machine& machine_;
   ForwardProfile& profile_;
-  ScratchBlocks scratch_;
+  ScratchBlocks& scratch_;
   std::vector<HeadEntries> heads_;
   std::vector<std::vector<ObjectId>> blocks_, plain_;  // of the heads
   std::vector<int> n_gone_;                            // blocks that left the window
@@ -153,15 +137,16 @@ Status EntryReader::OpenBlocks() {
     n_gone_.push_back(static_cast<int>(held - blocks.begin()));
     if (held == blocks.end()) continue;
     std::fill(blocks.begin(), held, *held);  // read for nothing
+    if (!layout.seal.has_value()) {
+      plain_[g] = blocks;
+      continue;
+    }
     KVL_ASSIGN_OR_RETURN(plain_[g], scratch_.Take(n_blocks, BlockBytes(head.shape())));
-    SealedHead sealed;
-    if (layout.seal.has_value()) {
-      sealed =
-          SealedHeadOf(layer, layout, g, head.runs(), turns_sealed ? rotation : KeyRotationId());
-      if (layout.CodesOpenRows()) {
-        const int first = first_open(head);
-        sealed.open = {.first_block = first, .n_blocks = n_blocks - first};
-      }
+    SealedHead sealed =
+        SealedHeadOf(layer, layout, g, head.runs(), turns_sealed ? rotation : KeyRotationId());
+    if (layout.CodesOpenRows()) {
+      const int first = first_open(head);
+      sealed.open = {.first_block = first, .n_blocks = n_blocks - first};
     }
     opened.push_back({.device = &cache_.device(),
                       .shape = head.shape(),
@@ -169,6 +154,7 @@ Status EntryReader::OpenBlocks() {
                       .blocks = blocks_[g],
                       .plain = plain_[g]});
   }
+  if (opened.empty()) return OkStatus();
   const ScopedTimer timer(&profile_.rebuild);
   machine_.backend().Open(opened);
   return machine_.backend().Finish().status();
@@ -249,24 +235,24 @@ void EntryReader::Unpack(int kv_head_idx, const RowsOfHead& to) const {
   }
 }
 
-// The first n entries of a block.
+// The first n entries of a block. Two channels of a key lie side by side, and so do the numbers of
+// two values.
 void EntryReader::UnpackBlock(const BlockShape& shape, const float* block, int n,
                               const RowsOfHead& to) {
-  const float* const values = block + KeyOffset(0, shape.rank_k);
+  constexpr size_t kPair = 2 * sizeof(float);
   for (int t = 0; t < n; ++t) {
     float* const k = to.k + t * to.k_stride;
-    for (int r = 0; r < shape.rank_k; r += 2) {
-      const float* const pair = block + KeyOffset(t, r);
-      k[r] = pair[0];
-      k[r + 1] = pair[1];
-    }
-    float* const v = to.v + t * to.v_stride;
-    if (shape.has_one_side) {
-      std::copy_n(k, shape.rank_k, v);
-      continue;
-    }
+    for (int r = 0; r < shape.rank_k; r += 2) std::memcpy(k + r, block + KeyOffset(t, r), kPair);
+    if (shape.has_one_side) std::copy_n(k, shape.rank_k, to.v + t * to.v_stride);
+  }
+  if (shape.has_one_side) return;
+  const float* const values = block + KeyOffset(0, shape.rank_k);
+  std::vector<float> last(shape.rank_v);  // in place of the one behind an odd number of entries
+  for (int t = 0; t < n; t += 2) {
     const float* const side = values + ValueOffset(shape, t, 0);
-    for (int r = 0; r < shape.rank_v; ++r) v[r] = side[2 * r];
+    float* const even = to.v + t * to.v_stride;
+    float* const odd = t + 1 < n ? even + to.v_stride : last.data();
+    SplitPairs(side, shape.rank_v, even, odd);
   }
 }
 
@@ -287,24 +273,26 @@ void EntryReader::CopyBack(int kv_head_idx, const EntryTarget& to) const {
   }
 }
 
-RowMatrix EntryReader::Joined(int kv_head_idx, RowMatrix HeadEntries::*side) const {
+const RowMatrix& EntryReader::Joined(int kv_head_idx, RowMatrix HeadEntries::*side,
+                                     RowMatrix* joined) const {
   const int n = layer_.layer().rows.heads_per_latent(), first = kv_head_idx / n * n;
   if (n == 1) return heads_[kv_head_idx].*side;
   int64_t width = 0;
   for (int g = first; g < first + n; ++g) width += (heads_[g].*side).cols();
-  RowMatrix joined((heads_[first].*side).rows(), width);
+  joined->resize((heads_[first].*side).rows(), width);
   int64_t at = 0;
   for (int g = first; g < first + n; ++g) {
     const RowMatrix& slice = heads_[g].*side;
-    joined.middleCols(at, slice.cols()) = slice;
+    joined->middleCols(at, slice.cols()) = slice;
     at += slice.cols();
   }
-  return joined;
+  return *joined;
 }
 
-// rows times the first rows of a map [n_all, n_columns]: numbers that are not stored are zero.
-RowMatrix Product(const RowMatrix& rows, const std::vector<float>& map, int64_t n_columns) {
-  return rows * ConstMap(map.data(), rows.cols(), n_columns);
+// The first rows of a map [n_all, n_columns] as rows of n numbers meet it: those that are not
+// stored are zero.
+ConstMap FirstRows(const std::vector<float>& map, int64_t n, int64_t n_columns) {
+  return {map.data(), n, n_columns};
 }
 
 RowMatrix EntryReader::KeysOf(int kv_head_idx) const {
@@ -315,14 +303,16 @@ RowMatrix EntryReader::KeysOf(int kv_head_idx) const {
   RowMatrix all(head.n_sinks + head.k.rows(), width);
   if (head.n_sinks > 0) all.topRows(head.n_sinks) = head.sink_k;
   auto entries = all.bottomRows(head.k.rows());
+  RowMatrix joined;
   if (!FactsOf(keys).are_mapped || head.has_whole_keys) {
     entries = head.k;
   } else if (TurnWhenRead(keys)) {
-    entries = Product(Joined(kv_head_idx, &HeadEntries::k), basis->key_way_back, width);
+    const RowMatrix& k = Joined(kv_head_idx, &HeadEntries::k, &joined);
+    entries.noalias() = k * FirstRows(basis->key_way_back, k.cols(), width);
   } else {
-    entries = head.k * ConstMap(basis->query_basis.data(), width, basis->rank_k)
-                           .leftCols(head.k.cols())
-                           .transpose();
+    entries.noalias() = head.k * ConstMap(basis->query_basis.data(), width, basis->rank_k)
+                                     .leftCols(head.k.cols())
+                                     .transpose();
   }
   if (basis->key_offset.empty()) return all;
   const bool lose_all = FactsOf(keys).are_mapped && !TurnWhenRead(keys) && !HasFrames(keys);
@@ -341,15 +331,18 @@ RowMatrix EntryReader::ValuesOf(int kv_head_idx) const {
   const int width = layer_.layer().rows.key_dim();
   RowMatrix all(head.n_sinks + head.v.rows(), width);
   auto entries = all.bottomRows(head.v.rows());
+  RowMatrix joined;
   if (!layer_.layer().rows.maps_values) {
     if (head.n_sinks > 0) all.topRows(head.n_sinks) = head.sink_v;
     entries = head.v;
   } else {
     if (head.n_sinks > 0) {
-      all.topRows(head.n_sinks) =
-          Product(Joined(kv_head_idx, &HeadEntries::sink_v), basis->output_basis, width);
+      const RowMatrix& sinks = Joined(kv_head_idx, &HeadEntries::sink_v, &joined);
+      all.topRows(head.n_sinks).noalias() =
+          sinks * FirstRows(basis->output_basis, sinks.cols(), width);
     }
-    entries = Product(Joined(kv_head_idx, &HeadEntries::v), basis->output_basis, width);
+    const RowMatrix& v = Joined(kv_head_idx, &HeadEntries::v, &joined);
+    entries.noalias() = v * FirstRows(basis->output_basis, v.cols(), width);
   }
   if (!basis->value_offset.empty()) {
     all.rowwise() += ConstMap(basis->value_offset.data(), 1, width).row(0);
@@ -405,6 +398,7 @@ void EntryReader::MapBack(int kv_head_idx, int n_heads, const EntryTarget& to) c
 
 StatusOr<StoredEntries> EntryReader::Read(const EntryTarget* target) {
   KVL_RETURN_IF_ERROR(CheckIsRead());
+  scratch_.Begin();
   KVL_RETURN_IF_ERROR(OpenBlocks());
   if (layer_.layer().rows.maps_keys()) layer_.kind().ropes.Extend(cache_.n_tokens());
   StoredEntries entries;
@@ -453,6 +447,40 @@ StatusOr<StoredEntries> EntryReader::Read(const EntryTarget* target) {
 }
 
 }  // namespace
+
+ScratchBlocks::~ScratchBlocks() {
+  Begin();
+  Begin();
+}
+
+void ScratchBlocks::Begin() {
+  for (const auto& [n_bytes, objects] : free_) {
+    for (const ObjectId& object : objects) pool_.Release(object);
+  }
+  free_ = std::move(taken_);
+  taken_.clear();
+}
+
+StatusOr<std::vector<ObjectId>> ScratchBlocks::Take(int64_t n, int64_t n_bytes) {
+  std::vector<ObjectId> objects;
+  std::vector<ObjectId>& from = free_[n_bytes];
+  for (int64_t i = 0; i < n; ++i) {
+    ObjectId object;
+    if (from.empty()) {
+      object = pool_.Allocate(ObjectKind::kBlock, n_bytes);
+    } else {
+      object = from.back();
+      from.pop_back();
+    }
+    if (object.is_null()) {
+      return Error(StatusCode::kResourceExhausted, "no memory to read {} blocks of {} bytes", n,
+                   n_bytes);
+    }
+    taken_[n_bytes].push_back(object);
+    objects.push_back(object);
+  }
+  return objects;
+}
 
 StatusOr<StoredEntries> ReadEntries(const EntryReading& reading, const EntryTarget* target) {
   return EntryReader(reading).Read(target);

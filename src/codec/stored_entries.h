@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "base/status.h"
@@ -21,12 +22,30 @@ struct StoredEntries {
   std::vector<int> positions;
 };
 
+// Plain blocks that rows are read through. What one layer has taken serves the next.
+class ScratchBlocks {
+ public:
+  explicit ScratchBlocks(BlockPool* pool) : pool_(*pool) {}
+  ScratchBlocks(const ScratchBlocks&) = delete;
+  ScratchBlocks& operator=(const ScratchBlocks&) = delete;
+  ~ScratchBlocks();
+
+  // All that was taken is free to be taken again; what lay idle goes back to the pool.
+  void Begin();
+  // kResourceExhausted when the system has no memory.
+  StatusOr<std::vector<ObjectId>> Take(int64_t n, int64_t n_bytes);
+
+ private:
+  BlockPool& pool_;
+  std::map<int64_t, std::vector<ObjectId>> free_, taken_;  // by their bytes
+};
+
 // What is read of a layer.
 struct EntryReading {
   const CodecLayer* layer = nullptr;
   const SequenceCache* cache = nullptr;
   Machine* machine = nullptr;
-  BlockPool* pool = nullptr;  // for blocks that live during the call
+  ScratchBlocks* scratch = nullptr;
   ForwardProfile* profile = nullptr;
 };
 
