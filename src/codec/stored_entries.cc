@@ -3,7 +3,6 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <span>
 #include <utility>
 
@@ -31,15 +30,6 @@ bool NeedsPositions(const Keys& keys) {
   return TurnWhenRead(keys) || TurningPairs(keys) > 0 || HasFrames(keys);
 }
 
-// pairs [n][2] into two rows.
-void SplitPairs(const float* __restrict pairs, int n, float* __restrict first,
-                float* __restrict second) {
-  for (int i = 0; i < n; ++i) {
-    first[i] = pairs[2 * i];
-    second[i] = pairs[2 * i + 1];
-  }
-}
-
 class EntryReader {
  public:
   explicit EntryReader(const EntryReading& reading)
@@ -56,19 +46,20 @@ class EntryReader {
   Status CheckIsRead() const;
   // Whether it is known which positions the entries are.
   bool has_positions() const;
-  // Makes plain blocks of all blocks of all heads, or takes them as they are where none are sealed.
-  Status OpenBlocks();
+  // Lists the blocks of all heads; those in front that left the window stand for nothing.
+  void FindBlocks();
+  // Makes plain blocks of the blocks of some heads, or takes them as they are where none are
+  // sealed.
+  Status OpenBlocks(const Range& heads);
+  // Brings rows of all heads out of their blocks: to where they are wanted, where no map is undone.
+  // Few heads are open at a time, so that what is opened is still in the cache when it is read.
+  Status ReadBlocks(const EntryTarget& to);
+  // fn(kv_head_idx) on all threads.
+  template <typename F>
+  void ForHeads(const Range& heads, const F& fn);
   // Finds the sinks of the head and the positions of all that it holds.
   void ListEntries(int kv_head_idx);
-  // Rows of entries in blocks, one after the other.
-  struct RowsOfHead {
-    float* k;
-    int64_t k_stride;
-    float* v;
-    int64_t v_stride;
-  };
   void Unpack(int kv_head_idx, const RowsOfHead& to) const;
-  static void UnpackBlock(const BlockShape& shape, const float* block, int n, const RowsOfHead& to);
   void CopyBack(int kv_head_idx, const EntryTarget& to) const;
   bool maps_rows() const { return layer_.basis(0) != nullptr; }
   void UnpackSinks(int kv_head_idx, HeadEntries* head) const;
@@ -121,29 +112,36 @@ int EntryReader::first_open(const CacheHead& head) const {
   return runs.empty() ? 0 : runs.back().first_block + runs.back().n_blocks;
 }
 
-Status EntryReader::OpenBlocks() {
-  const CacheLayout& layout = layer_.layout();
-  const Layer& layer = layer_.layer();
-  KVL_ASSIGN_OR_RETURN(const KeyRotationId rotation,
-                       layer_.kind().rotations.BlocksOf(0, BlocksFor(layout, cache_.n_tokens())));
-  const bool turns_sealed = layout.seal.has_value() && layout.seal->format.seals_keys_before_rope();
-  std::vector<OpenedRun> opened;
-  plain_.resize(heads_.size());
+void EntryReader::FindBlocks() {
   for (int g = 0; g < std::ssize(heads_); ++g) {
     const CacheHead head = cache_.head(0, g);
     const auto n_blocks = (std::max(0, head.n_entries()) + kBlockSize - 1) / kBlockSize;
     auto& blocks = blocks_.emplace_back(head.blocks().begin(), head.blocks().begin() + n_blocks);
     const auto held = std::ranges::find_if_not(blocks, &ObjectId::is_null);
     n_gone_.push_back(static_cast<int>(held - blocks.begin()));
-    if (held == blocks.end()) continue;
-    std::fill(blocks.begin(), held, *held);  // read for nothing
-    if (!layout.seal.has_value()) {
-      plain_[g] = blocks;
-      continue;
-    }
+    if (held != blocks.end()) std::fill(blocks.begin(), held, *held);  // read for nothing
+  }
+  plain_.resize(heads_.size());
+}
+
+Status EntryReader::OpenBlocks(const Range& heads) {
+  const CacheLayout& layout = layer_.layout();
+  if (!layout.seal.has_value()) {
+    for (int64_t g = heads.begin; g < heads.end; ++g) plain_[g] = blocks_[g];
+    return OkStatus();
+  }
+  const Layer& layer = layer_.layer();
+  KVL_ASSIGN_OR_RETURN(KeyRotationId rotation,
+                       layer_.kind().rotations.BlocksOf(0, BlocksFor(layout, cache_.n_tokens())));
+  if (!layout.seal->format.seals_keys_before_rope()) rotation = KeyRotationId();
+  std::vector<OpenedRun> opened;
+  scratch_.Begin();
+  for (auto g = static_cast<int>(heads.begin); g < heads.end; ++g) {
+    const int n_blocks = static_cast<int>(std::ssize(blocks_[g]));
+    if (n_gone_[g] == n_blocks) continue;
+    const CacheHead head = cache_.head(0, g);
     KVL_ASSIGN_OR_RETURN(plain_[g], scratch_.Take(n_blocks, BlockBytes(head.shape())));
-    SealedHead sealed =
-        SealedHeadOf(layer, layout, g, head.runs(), turns_sealed ? rotation : KeyRotationId());
+    SealedHead sealed = SealedHeadOf(layer, layout, g, head.runs(), rotation);
     if (layout.CodesOpenRows()) {
       const int first = first_open(head);
       sealed.open = {.first_block = first, .n_blocks = n_blocks - first};
@@ -214,7 +212,6 @@ void EntryReader::Unpack(int kv_head_idx, const RowsOfHead& to) const {
   const std::vector<ObjectId>& blocks = plain_[kv_head_idx];
   Device& memory = cache_.device();
   std::vector<std::byte> bytes;
-  std::vector<float> converted;
   for (int64_t row = 0; row < n; row += kBlockSize) {
     const ObjectPlace block = {blocks[n_gone_[kv_head_idx] + row / kBlockSize]};
     const std::byte* from = memory.HostView(block);
@@ -223,36 +220,10 @@ void EntryReader::Unpack(int kv_head_idx, const RowsOfHead& to) const {
       memory.Download(block, bytes);
       from = bytes.data();
     }
-    const auto* numbers = reinterpret_cast<const float*>(from);
-    if (shape.row_type != DType::kF32) {
-      converted.resize(int64_t{kBlockSize} * (shape.rank_k + shape.rank_v));
-      ConvertToFloat(shape.row_type, from, std::ssize(converted), converted.data());
-      numbers = converted.data();
-    }
     const RowsOfHead rows = {to.k + row * to.k_stride, to.k_stride, to.v + row * to.v_stride,
                              to.v_stride};
-    UnpackBlock(shape, numbers, static_cast<int>(std::min<int64_t>(kBlockSize, n - row)), rows);
-  }
-}
-
-// The first n entries of a block. Two channels of a key lie side by side, and so do the numbers of
-// two values.
-void EntryReader::UnpackBlock(const BlockShape& shape, const float* block, int n,
-                              const RowsOfHead& to) {
-  constexpr size_t kPair = 2 * sizeof(float);
-  for (int t = 0; t < n; ++t) {
-    float* const k = to.k + t * to.k_stride;
-    for (int r = 0; r < shape.rank_k; r += 2) std::memcpy(k + r, block + KeyOffset(t, r), kPair);
-    if (shape.has_one_side) std::copy_n(k, shape.rank_k, to.v + t * to.v_stride);
-  }
-  if (shape.has_one_side) return;
-  const float* const values = block + KeyOffset(0, shape.rank_k);
-  std::vector<float> last(shape.rank_v);  // in place of the one behind an odd number of entries
-  for (int t = 0; t < n; t += 2) {
-    const float* const side = values + ValueOffset(shape, t, 0);
-    float* const even = to.v + t * to.v_stride;
-    float* const odd = t + 1 < n ? even + to.v_stride : last.data();
-    SplitPairs(side, shape.rank_v, even, odd);
+    const auto n_rows = static_cast<int>(std::min<int64_t>(kBlockSize, n - row));
+    UnpackBlock(shape, from, n_rows, rows);
   }
 }
 
@@ -396,10 +367,36 @@ void EntryReader::MapBack(int kv_head_idx, int n_heads, const EntryTarget& to) c
   }
 }
 
+template <typename F>
+void EntryReader::ForHeads(const Range& heads, const F& fn) {
+  ThreadPool& threads = machine_.host_threads();
+  threads.Run([&](int worker_id) {
+    const Range mine = ShareOf(heads.end - heads.begin, 1, worker_id, threads.n_workers());
+    for (int64_t g = mine.begin; g < mine.end; ++g) fn(static_cast<int>(heads.begin + g));
+  });
+}
+
+Status EntryReader::ReadBlocks(const EntryTarget& to) {
+  const int64_t n_heads = std::ssize(heads_), n_at_once = machine_.host_threads().n_workers();
+  for (int64_t g = 0; g < n_heads; g += n_at_once) {
+    const Range open = {g, std::min(n_heads, g + n_at_once)};
+    KVL_RETURN_IF_ERROR(OpenBlocks(open));
+    ForHeads(open, [&](int h) {
+      if (!maps_rows()) return CopyBack(h, to);
+      HeadEntries& head = heads_[h];
+      const BlockShape shape = cache_.head(0, h).shape();
+      const int64_t n = to.n_entries - head.n_sinks;
+      head.k.resize(n, shape.rank_k);
+      head.v.resize(n, shape.has_one_side ? shape.rank_k : shape.rank_v);
+      Unpack(h, {head.k.data(), head.k.cols(), head.v.data(), head.v.cols()});
+    });
+  }
+  return OkStatus();
+}
+
 StatusOr<StoredEntries> EntryReader::Read(const EntryTarget* target) {
   KVL_RETURN_IF_ERROR(CheckIsRead());
-  scratch_.Begin();
-  KVL_RETURN_IF_ERROR(OpenBlocks());
+  FindBlocks();
   if (layer_.layer().rows.maps_keys()) layer_.kind().ropes.Extend(cache_.n_tokens());
   StoredEntries entries;
   const int n_joined = layer_.layer().rows.heads_per_map();
@@ -423,64 +420,14 @@ StatusOr<StoredEntries> EntryReader::Read(const EntryTarget* target) {
     entries.v.resize(entries.k.size());
     to = {entries.k.data(), entries.v.data(), entries.n_entries};
   }
-  ThreadPool& threads = machine_.host_threads();
-  const auto for_heads = [&](const auto& fn) {
-    threads.Run([&](int worker_id) {
-      const Range mine = ShareOf(std::ssize(heads_), 1, worker_id, threads.n_workers());
-      for (int64_t g = mine.begin; g < mine.end; ++g) fn(static_cast<int>(g));
-    });
-  };
-  if (!maps_rows()) {
-    for_heads([&](int g) { CopyBack(g, to); });
-    return entries;
+  KVL_RETURN_IF_ERROR(ReadBlocks(to));
+  if (maps_rows()) {
+    ForHeads({0, std::ssize(heads_)}, [&](int g) { MapBack(g, entries.n_heads, to); });
   }
-  for_heads([&](int g) {
-    HeadEntries& head = heads_[g];
-    const BlockShape shape = cache_.head(0, g).shape();
-    const int64_t n = entries.n_entries - head.n_sinks;
-    head.k.resize(n, shape.rank_k);
-    head.v.resize(n, shape.has_one_side ? shape.rank_k : shape.rank_v);
-    Unpack(g, {head.k.data(), head.k.cols(), head.v.data(), head.v.cols()});
-  });
-  for_heads([&](int g) { MapBack(g, entries.n_heads, to); });
   return entries;
 }
 
 }  // namespace
-
-ScratchBlocks::~ScratchBlocks() {
-  Begin();
-  Begin();
-}
-
-void ScratchBlocks::Begin() {
-  for (const auto& [n_bytes, objects] : free_) {
-    for (const ObjectId& object : objects) pool_.Release(object);
-  }
-  free_ = std::move(taken_);
-  taken_.clear();
-}
-
-StatusOr<std::vector<ObjectId>> ScratchBlocks::Take(int64_t n, int64_t n_bytes) {
-  std::vector<ObjectId> objects;
-  std::vector<ObjectId>& from = free_[n_bytes];
-  for (int64_t i = 0; i < n; ++i) {
-    ObjectId object;
-    if (from.empty()) {
-      object = pool_.Allocate(ObjectKind::kBlock, n_bytes);
-    } else {
-      object = from.back();
-      from.pop_back();
-    }
-    if (object.is_null()) {
-      return Error(StatusCode::kResourceExhausted, "no memory to read {} blocks of {} bytes", n,
-                   n_bytes);
-    }
-    taken_[n_bytes].push_back(object);
-    objects.push_back(object);
-  }
-  return objects;
-}
 
 StatusOr<StoredEntries> ReadEntries(const EntryReading& reading, const EntryTarget* target) {
   return EntryReader(reading).Read(target);

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <vector>
 
 #include "base/status.h"
+#include "codec/block_rows.h"
 #include "codec/codec_layer.h"
-#include "kv/blocks/block_pool.h"
 #include "kv/blocks/sequence_cache.h"
 #include "machine/machine.h"
 
@@ -20,24 +19,6 @@ struct StoredEntries {
   std::vector<float> k, v;  // [n_entries, n_heads, head_dim], keys after RoPE
   // [n_heads, n_entries]; empty where the cache does not keep them.
   std::vector<int> positions;
-};
-
-// Plain blocks that rows are read through. What one layer has taken serves the next.
-class ScratchBlocks {
- public:
-  explicit ScratchBlocks(BlockPool* pool) : pool_(*pool) {}
-  ScratchBlocks(const ScratchBlocks&) = delete;
-  ScratchBlocks& operator=(const ScratchBlocks&) = delete;
-  ~ScratchBlocks();
-
-  // All that was taken is free to be taken again; what lay idle goes back to the pool.
-  void Begin();
-  // kResourceExhausted when the system has no memory.
-  StatusOr<std::vector<ObjectId>> Take(int64_t n, int64_t n_bytes);
-
- private:
-  BlockPool& pool_;
-  std::map<int64_t, std::vector<ObjectId>> free_, taken_;  // by their bytes
 };
 
 // What is read of a layer.

@@ -25,6 +25,13 @@ void CopyRow(const BlockShape& shape, const From* from, int slot, To* to, int to
   }
 }
 
+// All rows of a block: their order is the same on both sides.
+template <typename From, typename To>
+void CopyBlock(const BlockShape& shape, const From* from, To* to) {
+  const int64_t n = int64_t{kBlockSize} * (shape.rank_k + shape.rank_v);
+  for (int64_t i = 0; i < n; ++i) Round(ToFloat(from[i]), &to[i]);
+}
+
 // Reads the sealed blocks of a head in ascending order.
 class SealedBlockReader {
  public:
@@ -62,6 +69,18 @@ int CopyKeptAs(const HeadEntries& from, std::span<const int> dropped,
     const int block_idx = begin / kBlockSize;
     const float* values = reader.Read(block_idx);
     const T* rows = reinterpret_cast<const T*>(from.blocks[block_idx]);
+    const bool keeps_all = next_dropped == dropped.end() && from.n_entries - begin >= kBlockSize;
+    if (keeps_all && n_kept % kBlockSize == 0) {
+      T* block = reinterpret_cast<T*>(to[n_kept / kBlockSize]);
+      if (values != nullptr) {
+        CopyBlock(from.shape, values, block);
+      } else {
+        CopyBlock(from.shape, rows, block);
+      }
+      n_kept += kBlockSize;
+      if (values != nullptr) n_sealed = n_kept;
+      continue;
+    }
     for (int e = begin; e < std::min(from.n_entries, begin + kBlockSize); ++e) {
       if (next_dropped != dropped.end() && *next_dropped == e) {
         ++next_dropped;
