@@ -12,7 +12,8 @@
 #   scripts/bootstrap.sh --with-cuda     the toolkit of CUDA too, for `cmake --preset cuda` (about 850 MB on disk), where the
 #                                        system has no nvcc; no package of it is installed (scripts/fetch_cuda.sh)
 #   scripts/bootstrap.sh --with-python   what the Python module is built and tested with too (scripts/python_env.sh); where no
-#                                        package index can be reached, the module is not built
+#                                        package index can be reached, the module is not built; --with-python-tests has
+#                                        what its tests of the second ring need, too
 #   scripts/bootstrap.sh --with-deploy   HAProxy, the checkers of deploy/ (one of them from PyPI), zsh and fish, and what builds
 #                                        containers too; without them those tests are skipped
 set -euo pipefail
@@ -34,6 +35,7 @@ packages=(
 with_deploy=
 with_cuda=
 with_python=
+python_tests=()
 for argument in "$@"; do
   case "$argument" in
     # The fast BLAS is for training in F32; BF16 runs on oneDNN.
@@ -44,13 +46,14 @@ for argument in "$@"; do
       with_deploy=1
       ;;
     --with-cuda) with_cuda=1 ;;
-    --with-python)
+    --with-python | --with-python-tests)
       packages+=(python3-dev python3-venv)
       with_python=1
+      [ "$argument" = --with-python ] || python_tests=(--tests)
       ;;
     *)
       echo "scripts/bootstrap.sh: unknown argument $argument; there are --with-trainer, --with-browser, --with-cuda," \
-        "--with-python and --with-deploy" >&2
+        "--with-python, --with-python-tests and --with-deploy" >&2
       exit 2
       ;;
   esac
@@ -80,7 +83,7 @@ fetch_what_is_missing() {
   [ "${KVLATHE_GRAMMAR:-ON}" = OFF ] || scripts/fetch_xgrammar.sh || exit 1
   [ -z "$with_deploy" ] || install_deploy_checker
   [ -z "$with_cuda" ] || fetch_cuda
-  [ -z "$with_python" ] || scripts/python_env.sh ||
+  [ -z "$with_python" ] || scripts/python_env.sh ${python_tests[@]+"${python_tests[@]}"} ||
     echo "scripts/bootstrap.sh: the Python module is not built, and its tests are skipped" >&2
 }
 

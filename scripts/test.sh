@@ -14,7 +14,7 @@ case ${1:-} in
   # Libtorch and the lab (lab/README.md) take a fifth of the time, so the first ring goes without them.
   '') ring=first leaves_out=(-LE second) all=OFF packages=(--with-deploy --with-python) ;;
   # Chromium takes 400 MB, for one screenshot of the report; without it that part of a test is left out.
-  --all) ring=all leaves_out=() all=ON packages=(--with-trainer --with-deploy --with-browser --with-python) ;;
+  --all) ring=all leaves_out=() all=ON packages=(--with-trainer --with-deploy --with-browser --with-python-tests) ;;
   *)
     echo "scripts/test.sh: unknown argument $1; there is --all" >&2
     exit 2

@@ -101,7 +101,7 @@ TEST_F(RetainedModelTest, SealsWhatStays) {
        {.name = "token", .bits = 3, .group = 16, .newest = 9, .n_sink = 2}},
       {"h2o(keep=0.5,sink=0)+turboquant(bits=2)",
        {.name = "h2o", .keep = 0.5, .recent = 0.5, .run = kRun},
-       {.name = "sphere", .sphere = {{{27, 90}, 1.510417609 / 90}, {{27, 90}, 1.510417609 / 90}}}},
+       {.name = "sphere", .sphere = {{{24, 80}, 1.510417609 / 80}, {{24, 80}, 1.510417609 / 80}}}},
       {"tova(budget=40,heads=own,sink=0)+q8_0",
        {.name = "tova", .budget = 40, .run = kRun},
        {.name = "q8_0", .bits = 8}},
