@@ -21,7 +21,7 @@ except ImportError:
     sys.exit(77)
 
 import kvlathe
-from kvlathe.codec import Calibrator, Codec, Shape, Statistics
+from kvlathe.codec import Calibrator, Codec, Shape, Statistics, WeightGrams
 from kvlathe.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, UnsupportedError
 
 MODEL = pathlib.Path(sys.argv[2])
@@ -129,6 +129,23 @@ class CodecTest(unittest.TestCase):
         self.assertEqual(len(positions), sequence.keys(0).shape[0])
         np.testing.assert_array_equal(sequence.keys(0)[:, 1], k[0, positions, 1])
         np.testing.assert_array_equal(sequence.values(0)[:, 1], v[0, positions, 1])
+
+    def test_biases_of_keys_are_taken_off_and_given_back(self):
+        _, k, v = rows()
+        # Of pairs that hardly turn; a group of a token's code has all channels of a key.
+        biases = np.zeros((2, 2, 32), dtype=np.float32)
+        biases[..., [15, 31]] = 60, -40
+        k += np.stack([turned(np.broadcast_to(of_layer, (N, 2, 32))) for of_layer in biases]).astype(np.float32)
+        errors = []
+        for weights in (None, WeightGrams(key_biases=biases)):
+            codec = Codec(SHAPE, "token(bits=4)", weights=weights, max_positions=1024)
+            sequence = codec.encode(k, v)
+            read, _ = codec.decode(sequence)
+            np.testing.assert_array_equal(sequence.keys(1), read[1])
+            errors.append(float(np.mean((read - k) ** 2)))
+        self.assertLess(errors[1], errors[0] / 4)
+        with self.assertRaisesRegex(ValueError, "weights.key_biases has another shape"):
+            Codec(SHAPE, "token(bits=4)", weights=WeightGrams(key_biases=biases[:1]))
 
     def test_saved_sequences_go_on(self):
         q, k, v = rows()
