@@ -42,6 +42,21 @@ F16 ToF16(float x) {
   return {static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
+namespace {
+
+// ToBf16 of each, without its branch, so that the loop takes vectors.
+void RoundAll(const float* __restrict from, int64_t n, Bf16* __restrict to) {
+  for (int64_t i = 0; i < n; ++i) {
+    const auto u = std::bit_cast<uint32_t>(from[i]);
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    const uint32_t quiet_nan = (u >> 16) | 0x40u;
+    const bool is_nan = static_cast<int32_t>(u & 0x7fffffffu) > 0x7f800000;
+    to[i].bits = static_cast<uint16_t>(is_nan ? quiet_nan : rounded);
+  }
+}
+
+}  // namespace
+
 void ConvertToFloat(DType dtype, const void* from, int64_t n, float* to) {
   switch (dtype) {
     case DType::kF32:
@@ -67,7 +82,7 @@ void ConvertFromFloat(DType dtype, const float* from, int64_t n, void* to) {
       return;
     case DType::kBf16: {
       Bf16* y = static_cast<Bf16*>(to);
-      for (int64_t i = 0; i < n; ++i) y[i] = ToBf16(from[i]);
+      RoundAll(from, n, y);
       return;
     }
     case DType::kF16: {

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace kvlathe {
 namespace {
@@ -39,6 +41,21 @@ TEST(Bf16, RoundTripsAndRounds) {
   EXPECT_TRUE(std::isnan(ToFloat(ToBf16(std::numeric_limits<float>::quiet_NaN()))));
   EXPECT_EQ(ToFloat(ToBf16(1.0f + 0x1.0p-8f)), 1.0f);
   EXPECT_EQ(ToFloat(ToBf16(1.0f + 0x1.8p-7f)), 1.0f + 0x1.0p-6f);
+}
+
+// Signs, exponents, what rounds up, down and to even, NaN of all kinds.
+TEST(Bf16, ManyNumbersRoundAsOneDoes) {
+  std::vector<float> numbers;
+  for (uint32_t high = 0; high < 0x10000; ++high) {
+    for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      numbers.push_back(std::bit_cast<float>(high << 16 | low));
+    }
+  }
+  std::vector<Bf16> rounded(numbers.size());
+  ConvertFromFloat(DType::kBf16, numbers.data(), std::ssize(numbers), rounded.data());
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    ASSERT_EQ(rounded[i].bits, ToBf16(numbers[i]).bits) << std::bit_cast<uint32_t>(numbers[i]);
+  }
 }
 
 TEST(Convert, IsTheElementwiseConversion) {
