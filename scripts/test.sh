@@ -36,7 +36,8 @@ options=(-DKVLATHE_UNITY_TESTS=ON -DKVLATHE_SECOND_RING="$all" -DKVLATHE_LAB="$a
 runs=()
 
 # run_preset PRESET [OPTION OF CMAKE...]
-# Builds what the build preset $builds names, if set, and runs the tests with the label $runs_only, if set.
+# Builds what the build preset $builds names, if set, and runs the tests with the label $runs_only, if set, $jobs at a time, if
+# set.
 run_preset() {
   local preset=$1 start=$SECONDS status=0 build_seconds
   shift
@@ -53,9 +54,7 @@ run_preset() {
   start=$SECONDS
   ctest --preset "$preset" --show-only=json-v1 >"build/$preset/tests.json"  # which has the labels
   # ${leaves_out[@]+...}: an empty array counts as unset in older shells.
-  # Most tests have two threads, which wait for each other awake: of twice as many on the same
-  # processors each takes ten times as long.
-  ctest --preset "$preset" -j $((($(nproc) + 1) / 2)) --no-tests=error --output-junit "$PWD/build/$preset/test-results.xml" \
+  ctest --preset "$preset" -j "${jobs:-$(nproc)}" --no-tests=error --output-junit "$PWD/build/$preset/test-results.xml" \
     ${leaves_out[@]+"${leaves_out[@]}"} ${runs_only:+-L "$runs_only"} || status=1
   runs+=("$preset,$build_seconds,0,$((SECONDS - start)),$status")
 }
@@ -66,7 +65,9 @@ mkdir -p build
 [ "$ring" = all ] && together=OFF || together=ON
 python=OFF
 [ ! -x .cache/python/bin/python ] || python=ON
-run_preset release -DKVLATHE_UNITY_LIBRARIES="$together" -DKVLATHE_PYTHON="$python"
+# Most tests of models have two threads, which wait for each other awake: of twice as many on the same processors each takes
+# ten times as long. Under the sanitizers there are none of these.
+jobs=$((($(nproc) + 1) / 2)) run_preset release -DKVLATHE_UNITY_LIBRARIES="$together" -DKVLATHE_PYTHON="$python"
 # Kernels of one GPU and the host code around them, where a toolkit is: a change must compile there too, and its kernels may
 # not become worse unseen. Nothing here needs a GPU.
 if command -v nvcc >/dev/null || [ -x build/cuda_toolkit/bin/nvcc ]; then
