@@ -368,9 +368,11 @@ def threads(calls: Calls, model: pathlib.Path) -> None:
         check_alive(llm, expected)
     for i in range(4):
         llm = opened(model)
-        calls.refused(f"close while threads generate, {i}", lambda llm=llm: first_of(at_once(
+        # Which of them are done before the model is closed is a race; none is done behind it.
+        calls.survived(f"close while threads generate, {i}", lambda llm=llm: first_of(at_once(
             lambda: llm.generate("Once", long), lambda: llm.generate("Twice", long),
             lambda i=i: (time.sleep(0.02 * i), llm.close()), lambda: [llm.generate("x", GREEDY) for _ in range(50)])))
+        calls.refused(f"generate once they are done, {i}", lambda llm=llm: llm.generate("x", GREEDY))
 
 
 @batch
