@@ -140,14 +140,6 @@ INSTANTIATE_TEST_SUITE_P(Families, TransformersTest,
                                            "falcon_sequential", "qwen3", "gemma3"),
                          [](const auto& test) { return test.param; });
 
-INSTANTIATE_TEST_SUITE_P(NormFamilies, TransformersTest,
-                         ::testing::Values("starcoder2", "starcoder2_window", "stablelm",
-                                           "stablelm_parallel", "gpt_neox", "gpt_neox_sequential",
-                                           "phi", "nemotron", "seed_oss", "hunyuan_v1_dense",
-                                           "ernie4_5", "ernie4_5_bias", "internlm2", "arcee",
-                                           "apertus"),
-                         [](const auto& test) { return test.param; });
-
 class GgufTest : public ::testing::TestWithParam<std::string> {};
 
 // Permuted, transposed and regrouped rows, factors of RoPE as tensors, and metadata in the place of
@@ -175,13 +167,6 @@ INSTANTIATE_TEST_SUITE_P(Families, GgufTest,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "phi3_longrope",
                                            "gpt2", "falcon_7b", "falcon_40b", "falcon_11b", "qwen3",
                                            "gemma3"),
-                         [](const auto& test) { return test.param; });
-
-INSTANTIATE_TEST_SUITE_P(NormFamilies, GgufTest,
-                         ::testing::Values("starcoder2", "stablelm", "stablelm_parallel",
-                                           "gpt_neox", "gpt_neox_sequential", "phi", "nemotron",
-                                           "seed_oss", "hunyuan_v1_dense", "ernie4_5", "internlm2",
-                                           "arcee", "apertus"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace
