@@ -32,6 +32,7 @@ def draw(model):
     """Weights at scales where attention is far from uniform, and norms and biases that do something
     (transformers starts them at one and zero). Rounded to BF16: the file holds them exactly."""
     adds_one = "Gemma" in type(model).__name__ or "Nemotron" in type(model).__name__
+    clamps = model.config.model_type == "gpt_oss"
     std = 1.6 / model.config.hidden_size**0.5
     named = list(model.named_parameters())
     named += [(name, b) for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
@@ -41,17 +42,32 @@ def draw(model):
         elif name.endswith(("alpha_p", "alpha_n", "sinks")):
             parameter.normal_(0.3, 0.8)
         elif parameter.dim() >= 2 and "norm" not in name:
-            parameter.normal_(0, std)
+            # gpt-oss: so that the clamps at 7 do something
+            parameter.normal_(0, 3 * std if name.endswith("experts.gate_up_proj") and clamps else std)
         else:
             parameter.normal_(0 if adds_one else 1, 0.1)
         parameter.copy_(parameter.bfloat16().float())
 
 
+def phimoe_gap(_router, _inputs, outputs):
+    """Phi's router takes the best expert twice, and gives it the softmax of those that are within 2% of it."""
+    top = outputs[0].sort(-1, descending=True)[0]
+    edges = [(best - others) / others.abs().maximum(best) - 0.02
+             for others, best in ((top[:, 1:], top[:, :1]), (top[:, 2:], top[:, 1:2]))]
+    return min([(top[:, :2] - top[:, 1:3]).min().item()] + [edge.abs().min().item() for edge in edges])
+
+
 @contextlib.contextmanager
-def smallest_gap():
+def smallest_gap(model):
     """The smallest distance between a chosen and an unchosen expert of what runs inside, relative to
     probabilities, absolute for logits above one."""
     gaps = [float("inf")]
+
+    def watch_phimoe(*args):
+        gaps[0] = min(gaps[0], phimoe_gap(*args))
+
+    hooks = [module.register_forward_hook(watch_phimoe) for module in model.modules()
+             if type(module).__name__ == "PhimoeTopKRouter"]
     topk = torch.topk
 
     def watched(values, k, *args, **kwargs):
@@ -68,28 +84,42 @@ def smallest_gap():
         yield gaps
     finally:
         torch.topk, torch.Tensor.topk = topk, method
+        for hook in hooks:
+            hook.remove()
 
 
-def logits_of(model, ids, lengths):
-    return {str(length): model(ids[None, :length], use_cache=False).logits[0].float().contiguous()
-            for length in lengths}
+def logits_of(model, ids, golden):
+    logits = {}
+    for length in golden.lengths:
+        if golden.before:
+            golden.before(model, length)
+        logits[str(length)] = model(ids[None, :length], use_cache=False).logits[0].float().contiguous()
+    return logits
 
 
 def drawn(name, golden):
     """A model, its text and its logits, of the first seed that keeps experts apart."""
     seed = list(MODELS).index(name) + 1 if name in first.MODELS else zlib.crc32(name.encode())
-    for attempt in range(50):
+    for attempt in range(200):
         torch.manual_seed(seed + attempt)
         model = transformers.AutoModelForCausalLM.from_config(golden.config(), attn_implementation="eager")
         model.eval()
-        model.set_experts_implementation("eager") if name in experts.MODELS else None
         draw(model)
+        if golden.drawn:
+            golden.drawn(model)
         ids = torch.randint(VOCAB, (N_TOKENS,))
-        with smallest_gap() as gaps:
-            logits = logits_of(model, ids, golden.lengths)
+        with smallest_gap(model) as gaps:
+            logits = logits_of(model, ids, golden)
         if gaps[0] > LEAST_GAP:
             return model, ids, logits
     raise AssertionError(f"{name}: no seed keeps experts apart")
+
+
+def check_reloads(name, golden, ids, logits):
+    model = transformers.AutoModelForCausalLM.from_pretrained(HERE / name, dtype=torch.float32,
+                                                              attn_implementation="eager").eval()
+    for length, theirs in logits_of(model, ids, golden).items():
+        assert (theirs - logits[length]).abs().max() < 2e-5, (name, length)
 
 
 def write(name):
@@ -108,10 +138,7 @@ def write(name):
                                               "transformers": transformers.__version__})})
     (folder / "generation_config.json").unlink(missing_ok=True)
     if golden.reloads:
-        again = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
-                                                                  attn_implementation="eager").eval()
-        for length, theirs in logits_of(again, ids, golden.lengths).items():
-            assert (theirs - logits[length]).abs().max() < 2e-5, (name, length)
+        check_reloads(name, golden, ids, logits)
     # Between positions, so that a model whose text does not matter is noticed.
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(name, "standard deviation of a logit:", logits[str(N_TOKENS)].std(0).mean().item(),

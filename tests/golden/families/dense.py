@@ -34,9 +34,10 @@ MODELS = {
         published.older_rope),
     "olmo2": Golden(lambda: transformers.Olmo2Config(**NARROW, **RMS)),
     "olmo3": Golden(lambda: transformers.Olmo3Config(
-        **FOUR, **RMS, sliding_window=21, rope_theta=10000.0,
-        rope_scaling=dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=32, beta_fast=4.0,
-                          beta_slow=1.0, attention_factor=1.2079)), published.olmo3),
+        # The base is the family's default: 5.24 gives it to sliding layers whatever rope_theta says.
+        **FOUR, **RMS, sliding_window=21, rope_theta=500000.0,
+        rope_scaling=dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=32, beta_fast=32.0,
+                          beta_slow=1.0, attention_factor=1.2079441541679836)), published.olmo3),
     "granite": Golden(lambda: transformers.GraniteConfig(
         **NARROW, **RMS, embedding_multiplier=6.0, attention_multiplier=0.17, residual_multiplier=0.7,
         logits_scaling=3.0, tie_word_embeddings=True)),
@@ -48,14 +49,14 @@ MODELS = {
         **dict(NARROW, num_key_value_heads=2), **LAYER, logit_scale=0.4, use_qk_norm=True),
         published.older_rope),
     "cohere2": Golden(lambda: transformers.Cohere2Config(**FOUR, **LAYER, logit_scale=0.4, sliding_window=21),
-                      published.setting("layer_types", "head_dim", sliding_window_pattern=4)),
+                      published.setting("layer_types", "head_dim", sliding_window_pattern=4, rotary_pct=1.0)),
     "starcoder2": Golden(lambda: transformers.Starcoder2Config(**NARROW, norm_epsilon=EPSILON),
                          published.older_rope),
     "starcoder2_window": Golden(lambda: transformers.Starcoder2Config(
         **NARROW, norm_epsilon=EPSILON, sliding_window=21), published.older_rope),
     "stablelm": Golden(lambda: transformers.StableLmConfig(
-        **dict(HALF_ROTARY, intermediate_size=16), **LAYER, partial_rotary_factor=0.5, use_qkv_bias=True,
-        tie_word_embeddings=True), published.older_rope),
+        **dict(HALF_ROTARY, intermediate_size=16), **LAYER, partial_rotary_factor=0.5, use_qkv_bias=True),
+        published.older_rope),
     # As the model of 12B.
     "stablelm_parallel": Golden(lambda: transformers.StableLmConfig(
         **dict(HALF_ROTARY, num_hidden_layers=1), **LAYER, partial_rotary_factor=0.5, qk_layernorm=True,
@@ -66,8 +67,8 @@ MODELS = {
         **dict(HALF_ROTARY, num_hidden_layers=1), **LAYER, rotary_pct=0.5, use_parallel_residual=False),
         published.gpt_neox),
     "phi": Golden(lambda: transformers.PhiConfig(
-        **dict(HALF_ROTARY, num_key_value_heads=2, num_hidden_layers=1, intermediate_size=40), **LAYER,
-        partial_rotary_factor=0.5), published.older_rope),
+        **dict(NARROW, num_attention_heads=1, intermediate_size=128), **LAYER, partial_rotary_factor=0.5),
+        published.older_rope),
     "mistral3": Golden(lambda: transformers.MistralConfig(**SMALL, **RMS, sliding_window=None),
                        published.wrapped("mistral"), reloads=False),
     "ministral3": Golden(lambda: transformers.Ministral3Config(
@@ -84,13 +85,13 @@ MODELS = {
     "seed_oss": Golden(lambda: transformers.SeedOssConfig(**SMALL, **RMS, attention_bias=True, pad_token_id=0),
                        published.older_rope),
     "hunyuan_v1_dense": Golden(lambda: transformers.HunYuanDenseV1Config(
-        **SMALL, **RMS, rope_theta=10000.0, rope_scaling=HUNYUAN_ROPE, tie_word_embeddings=True,
-        eod_token_id=3), published.older_rope),
+        **dict(SMALL, max_position_embeddings=32768), **RMS, rope_theta=10000.0, rope_scaling=HUNYUAN_ROPE,
+        tie_word_embeddings=True, eod_token_id=3), published.older_rope),
     "ernie4_5": Golden(lambda: transformers.Ernie4_5Config(**SMALL, **RMS)),
     "ernie4_5_bias": Golden(lambda: transformers.Ernie4_5Config(
         **NARROW, head_dim=16, **RMS, use_bias=True), published.older_rope),
     "nemotron": Golden(lambda: transformers.NemotronConfig(
-        **dict(HALF_ROTARY, hidden_size=32, intermediate_size=64), head_dim=32, norm_eps=EPSILON, partial_rotary_factor=0.5),
+        **HALF_ROTARY, norm_eps=EPSILON, partial_rotary_factor=0.5),
         published.older_rope),
     "internlm2": Golden(lambda: transformers.LlamaConfig(**dict(SMALL, hidden_size=64, num_hidden_layers=1),
                                                          **RMS), published.internlm2, reloads=False),

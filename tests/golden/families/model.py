@@ -26,9 +26,12 @@ class Golden:
     transformers saves, the dictionary of config.json and the dictionary of tensors, to what the family's
     checkpoints have; `lengths` are those of the texts: a model whose positions depend on the length of
     the text has one of each kind. `reloads` says whether transformers reads the published form, which the
-    generator then tries."""
+    generator then tries. `drawn` changes drawn weights, and `before` a model that is about to read a text of
+    that many tokens."""
 
     config: Callable[[], Any]
     publish: Callable[[dict, dict], None] | None = None
     lengths: tuple[int, ...] = (N_TOKENS,)
     reloads: bool = True
+    drawn: Callable[[Any], None] | None = None
+    before: Callable[[Any, int], None] | None = None

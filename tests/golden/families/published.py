@@ -42,6 +42,11 @@ def gpt_neox(config, tensors):
     config["rotary_pct"] = config.pop("partial_rotary_factor")
 
 
+def phimoe(config, tensors):
+    older_rope(config, tensors)
+    config["architectures"] = ["PhiMoEForCausalLM"]
+
+
 def wrapped(model_type):
     """The text model of Mistral3ForConditionalGeneration, between a tower for images and a projector."""
     def publish(config, tensors):
