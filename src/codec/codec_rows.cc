@@ -48,9 +48,8 @@ void RowCodec::FillRows(std::span<const Piece> pieces, const CodecRows& rows) {
   const int64_t k_width = config_.n_kv_heads * d, f32 = sizeof(float);
   const int64_t stride = (q_width + k_width) * f32, v_stride = k_width * SizeOf(types_.rows);
   const std::vector<int64_t> from = RowsOfCall(pieces);
-  const double of_engine = 1 / std::sqrt(static_cast<double>(d));
   const auto factor =
-      static_cast<float>(rows.scale.has_value() ? *rows.scale / of_engine : config_.query_scale);
+      static_cast<float>(rows.scale.has_value() ? *rows.scale / config_.scale_of_scores() : 1);
   const bool turns_back = rows.are_turned && layer.needs_unturned_rows() && config_.rope_dim() > 0;
   const RopeTable& table = layer.kind().ropes.of(0);
   const std::vector<float>& offset = layer.value_offset();

@@ -3,12 +3,14 @@
 #include "cpu/cpu_backend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "cpu/kernels/elementwise/gates.h"
 #include "cpu/rotate_and_map.h"
 
 namespace kvlathe {
@@ -144,19 +146,31 @@ void CpuBackend::ProjectHeads(const HeadProductsPlan& plan) {
 void CpuBackend::NormaliseRows(const NormPlan& plan, const CpuAccess& own, Range rows) const {
   const auto* const weight = own.As<const float>(plan.weight);
   const auto* const bias = own.As<const float>(plan.bias);
-  const auto normalise = [&](int64_t row, int64_t n) {
-    const float* const x = own.As<const float>(plan.x) + row * plan.stride;
-    std::byte* const out = own.At(plan.out) + row * plan.stride * SizeOf(plan.out_type);
-    if (bias == nullptr) {
-      elementwise_->rms_norm(x, weight, plan.eps, n, plan.n_dims, plan.out_type, out);
-    } else {
-      elementwise_->layer_norm(x, weight, bias, plan.eps, n, plan.n_dims, plan.out_type, out);
+  // n groups of a row from `group` on, and those of the rows behind it where n is larger.
+  const auto normalise = [&](int64_t row, int64_t group, int64_t n) {
+    const int64_t first = row * plan.stride + group * plan.n_dims;
+    const float* const x = own.As<const float>(plan.x) + first;
+    std::byte* const out = own.At(plan.out) + first * SizeOf(plan.out_type);
+    const int64_t of_group = plan.has_group_weights ? group * plan.n_dims : 0;
+    const float* const w = weight == nullptr ? ones_.data() : weight + of_group;
+    switch (plan.function) {
+      case NormFunction::kRms:
+        return elementwise_->rms_norm(x, w, plan.eps, n, plan.n_dims, plan.out_type, out);
+      case NormFunction::kLayer:
+        return elementwise_->layer_norm(x, w, bias == nullptr ? zeros_.data() : bias, plan.eps, n,
+                                        plan.n_dims, plan.out_type, out);
+      case NormFunction::kNone:
+        return elementwise_->convert(x, n * plan.n_dims, plan.out_type, out);
     }
   };
-  if (plan.stride == plan.n_groups * plan.n_dims) {
-    normalise(rows.begin, (rows.end - rows.begin) * plan.n_groups);
+  if (plan.has_group_weights) {
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      for (int64_t group = 0; group < plan.n_groups; ++group) normalise(row, group, 1);
+    }
+  } else if (plan.stride == plan.n_groups * plan.n_dims) {
+    normalise(rows.begin, 0, (rows.end - rows.begin) * plan.n_groups);
   } else {
-    for (int64_t row = rows.begin; row < rows.end; ++row) normalise(row, plan.n_groups);
+    for (int64_t row = rows.begin; row < rows.end; ++row) normalise(row, 0, plan.n_groups);
   }
   if (plan.added_to.is_null()) return;
   const auto* const added = own.As<const float>(plan.out);
@@ -166,6 +180,11 @@ void CpuBackend::NormaliseRows(const NormPlan& plan, const CpuAccess& own, Range
 
 void CpuBackend::Normalise(std::span<const NormPlan> plans) {
   const CpuAccess own(*memory_);
+  for (const NormPlan& plan : plans) {
+    if (std::ssize(ones_) >= plan.n_dims) continue;
+    ones_.assign(plan.n_dims, 1.0f);
+    zeros_.assign(plan.n_dims, 0.0f);
+  }
   ForRowShares(plans.front().n_rows, [&](Range rows) {
     for (const NormPlan& plan : plans) NormaliseRows(plan, own, rows);
   });
@@ -186,7 +205,22 @@ void CpuBackend::Gate(const GatePlan& plan) {
         return elementwise_->gelu(x, n * plan.ffn_dim, plan.out_type, out);
       case GateKind::kGeluTanh:
         return elementwise_->gelu_tanh(x, n * plan.ffn_dim, plan.out_type, out);
+      case GateKind::kRelu2:
+        return Relu2(x, n * plan.ffn_dim, plan.out_type, out);
+      case GateKind::kXielu:
+        return Xielu(plan.xielu, x, n * plan.ffn_dim, plan.out_type, out);
+      case GateKind::kClampedSwiglu:
+        return ClampedSwiglu(x, n, plan.ffn_dim, plan.out_type, out);
     }
+  });
+}
+
+void CpuBackend::Cap(const CapPlan& plan) {
+  const CpuAccess own(*memory_);
+  ForRowShares((plan.n_numbers + 1023) / 1024, [&](Range rows) {
+    float* const x = own.As<float>(plan.x);
+    const int64_t end = std::min(plan.n_numbers, rows.end * 1024);
+    for (int64_t i = rows.begin * 1024; i < end; ++i) x[i] = plan.cap * std::tanh(x[i] / plan.cap);
   });
 }
 

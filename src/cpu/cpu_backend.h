@@ -38,11 +38,12 @@ class CpuBackend : public Backend {
   void ProjectHeads(const HeadProductsPlan& plan) override;
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
+  void Cap(const CapPlan& plan) override;
   void RotateAndMap(const RotatePlan& plan) override;
   void SumOverRanks(const SumPlan& plan) override;
   StatusOr<StepReport> Finish() override;
   void Append(const AppendPlan& plan) override;
-  void Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
+  void Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule) override;
   void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) override;
   void MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) override;
   void Prune(const PrunePlan& plan) override;
@@ -103,8 +104,9 @@ class CpuBackend : public Backend {
   Attention attention_;
   const ElementwiseKernels* elementwise_;
   std::optional<KnownSealer> sealer_;
-  StepReport report_;  // since the last Finish
-  Status failure_;     // of all sequences
+  std::vector<float> ones_, zeros_;  // of norms without weights or biases
+  StepReport report_;                // since the last Finish
+  Status failure_;                   // of all sequences
   Communicator* ranks_ = nullptr;
   bool measures_waiting_ = false;
   // By sequence and head, how many of the entries that the last Prune left were sealed before it.

@@ -82,8 +82,8 @@ bool CpuBackend::AppendItem(const AppendPlan& plan, const AppendPlan::Item& item
   return is_finite;
 }
 
-void CpuBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
-  failure_.Update(attention_.Run(jobs, sm_scale, schedule));
+void CpuBackend::Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule) {
+  failure_.Update(attention_.Run(jobs, rule, schedule));
 }
 
 void CpuBackend::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {

@@ -23,7 +23,7 @@ struct HeadTurnAt {
 };
 struct PlacedRotation {
   const RotatePlan& plan;
-  const float *cos, *sin, *key_cos, *key_sin;
+  const float *cos, *sin, *key_cos, *key_sin, *query_weights;
   std::vector<HeadTurnAt> heads;
 };
 
@@ -34,6 +34,7 @@ PlacedRotation Resolve(const RotatePlan& plan, const CpuAccess& own,
                          own.As<const float>(plan.sin),
                          own.As<const float>(plan.key_cos),
                          own.As<const float>(plan.key_sin),
+                         own.As<const float>(plan.query_weights),
                          {}};
   turn.heads.reserve(plan.heads.size());
   for (const HeadTurn& head : plan.heads) {
@@ -68,6 +69,8 @@ class Rotation {
   // By angles of `cos` and `sin`, [n_positions, rope_dim / 2].
   void TurnRow(const float* cos, const float* sin, const float* row, int position, DType out_type,
                void* out) const;
+  // `weighed` has room for a row.
+  void TurnQuery(const float* row, int position, float* weighed, std::byte* out) const;
   void ZeroChannel(DType type, void* row) const;
   void TurnKey(const HeadTurnAt& head, int64_t token_idx, float* centred, std::byte* out) const;
   void TurnRows(const HeadTurnAt& head, Range tokens) const;
@@ -110,6 +113,16 @@ void Rotation::TurnRow(const float* cos, const float* sin, const float* row, int
   const int64_t angles = int64_t{position} * (plan.rope_dim / 2);
   elementwise_.rope(row, cos + angles, sin + angles, plan.rope_dim, plan.head_dim, out_type, out);
   if (!plan.zeroes_first_query_only) ZeroChannel(out_type, out);
+}
+
+void Rotation::TurnQuery(const float* row, int position, float* weighed, std::byte* out) const {
+  const RotatePlan& plan = turn_.plan;
+  if (turn_.query_weights == nullptr) {
+    return TurnRow(turn_.cos, turn_.sin, row, position, plan.out_type, out);
+  }
+  TurnRow(turn_.cos, turn_.sin, row, position, DType::kF32, weighed);
+  for (int i = 0; i < plan.head_dim; ++i) weighed[i] *= turn_.query_weights[i];
+  elementwise_.convert(weighed, plan.head_dim, plan.out_type, out);
 }
 
 void Rotation::ZeroChannel(DType type, void* row) const {
@@ -157,8 +170,7 @@ void Rotation::TurnRows(const HeadTurnAt& head, Range tokens) const {
           (t * head.plan.turned_q_stride + int64_t{h} * head.plan.turned_q_width) * element;
       if (head.plan.turned_q_width > d) std::memset(row, 0, head.plan.turned_q_width * element);
       std::byte* const query = row + head.plan.turned_q_place * element;
-      TurnRow(turn_.cos, turn_.sin, head.q + t * plan.stride + h * d, plan.tokens[t].position,
-              plan.out_type, query);
+      TurnQuery(head.q + t * plan.stride + h * d, plan.tokens[t].position, centred.data(), query);
       if (h == 0 && plan.zeroes_first_query_only) ZeroChannel(plan.out_type, query);
     }
     TurnKey(head, t, centred.data(), head.turned_k + t * head.plan.turned_k.stride * element);

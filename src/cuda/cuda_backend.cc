@@ -108,17 +108,25 @@ void CudaBackend::ProjectHeads(const HeadProductsPlan& plan) {
 
 void CudaBackend::Normalise(std::span<const NormPlan> plans) {
   Enter();
-  uses_kernels_ ? rows_.Normalise(plans) : mirror_.Normalise(plans);
+  uses_kernels_&& std::ranges::all_of(plans,
+                                      [](const NormPlan& plan) { return RowVerbs::Takes(plan); })
+      ? rows_.Normalise(plans)
+      : mirror_.Normalise(plans);
 }
 
 void CudaBackend::Gate(const GatePlan& plan) {
   Enter();
-  uses_kernels_ ? rows_.Gate(plan) : mirror_.Gate(plan);
+  uses_kernels_&& RowVerbs::Takes(plan) ? rows_.Gate(plan) : mirror_.Gate(plan);
+}
+
+void CudaBackend::Cap(const CapPlan& plan) {
+  Enter();
+  mirror_.Cap(plan);
 }
 
 void CudaBackend::RotateAndMap(const RotatePlan& plan) {
   Enter();
-  uses_kernels_ ? rows_.RotateAndMap(plan) : mirror_.RotateAndMap(plan);
+  uses_kernels_&& RowVerbs::Takes(plan) ? rows_.RotateAndMap(plan) : mirror_.RotateAndMap(plan);
 }
 
 void CudaBackend::SumOverRanks(const SumPlan& plan) {
@@ -134,37 +142,40 @@ void CudaBackend::Append(const AppendPlan& plan) {
   mirror_.Append(plan);
 }
 
-void CudaBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+void CudaBackend::Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule) {
   Enter();
   if (jobs.empty()) return;
   // Nearly always all go the same way.
+  // Kernels know no caps.
+  if (rule.cap != 0) return mirror_.Attend(jobs, rule, schedule);
   const AttendedBy first = WhoAttends(jobs.front());
   const auto goes_along = [&](const HeadJob& job) { return WhoAttends(job) == first; };
-  if (std::ranges::all_of(jobs, goes_along)) return AttendBy(first, jobs, sm_scale, schedule);
+  if (std::ranges::all_of(jobs, goes_along)) return AttendBy(first, jobs, rule, schedule);
   std::array<std::vector<HeadJob>, 3> by_who;
   for (const HeadJob& job : jobs) by_who[static_cast<size_t>(WhoAttends(job))].push_back(job);
   for (size_t who = 0; who < by_who.size(); ++who) {
     if (by_who[who].empty()) continue;
-    AttendBy(static_cast<AttendedBy>(who), by_who[who], sm_scale, schedule);
+    AttendBy(static_cast<AttendedBy>(who), by_who[who], rule, schedule);
   }
 }
 
 CudaBackend::AttendedBy CudaBackend::WhoAttends(const HeadJob& job) const {
-  if (!uses_kernels_) return AttendedBy::kMirror;
+  // Kernels know no sink logits.
+  if (!uses_kernels_ || !job.sink_logits.is_null()) return AttendedBy::kMirror;
   // A row gets other bits from each of the kernels, and the faster one takes few rows alone.
   if (!is_deterministic_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
   return prompts_.Takes(job) ? AttendedBy::kPrompts : AttendedBy::kMirror;
 }
 
-void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale,
+void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, const ScoreRule& rule,
                            Schedule schedule) {
   switch (who) {
     case AttendedBy::kDecoding:
-      return decoding_.Attend(jobs, sm_scale, schedule);
+      return decoding_.Attend(jobs, rule.scale, schedule);
     case AttendedBy::kPrompts:
-      return prompts_.Attend(jobs, sm_scale);
+      return prompts_.Attend(jobs, rule.scale);
     case AttendedBy::kMirror:
-      return mirror_.Attend(jobs, sm_scale, schedule);
+      return mirror_.Attend(jobs, rule, schedule);
   }
 }
 

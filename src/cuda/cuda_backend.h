@@ -43,12 +43,13 @@ class CudaBackend : public Backend {
   void ProjectHeads(const HeadProductsPlan& plan) override;
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
+  void Cap(const CapPlan& plan) override;
   void RotateAndMap(const RotatePlan& plan) override;
   void SumOverRanks(const SumPlan& plan) override;
   // kUnavailable where the GPU fails.
   StatusOr<StepReport> Finish() override;
   void Append(const AppendPlan& plan) override;
-  void Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
+  void Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule) override;
   void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) override;
   void MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) override;
   void Prune(const PrunePlan& plan) override;
@@ -64,7 +65,8 @@ class CudaBackend : public Backend {
   // Of the jobs that kernels take not one is left to the mirror.
   enum class AttendedBy { kDecoding, kPrompts, kMirror };
   AttendedBy WhoAttends(const HeadJob& job) const;
-  void AttendBy(AttendedBy who, std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
+  void AttendBy(AttendedBy who, std::span<const HeadJob> jobs, const ScoreRule& rule,
+                Schedule schedule);
   // Hands over the work of the layers so far and collects that of the next ones, in steps of few
   // tokens.
   void CollectLayers();

@@ -65,6 +65,7 @@ class Backend {
   // The plans must be of the same rows; each has columns of its own.
   virtual void Normalise(std::span<const NormPlan> plans) = 0;
   virtual void Gate(const GatePlan& plan) = 0;
+  virtual void Cap(const CapPlan& plan) = 0;
   virtual void RotateAndMap(const RotatePlan& plan) = 0;
   // Finish fails with kUnavailable where another machine does not answer.
   virtual void SumOverRanks(const SumPlan& plan) = 0;
@@ -77,7 +78,7 @@ class Backend {
   virtual void Append(const AppendPlan& plan) = 0;
   // Computes attention, and the votes of rows that give them. Finish fails where the system has no
   // memory for partial results or scores.
-  virtual void Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) = 0;
+  virtual void Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule) = 0;
   // Adds to the sums by which a sequence finds its basis. n_dims is a multiple of 16.
   virtual void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) = 0;
 

@@ -35,25 +35,46 @@ struct ProductPlan {
   bool accumulate = false;     // y += (kF32 only)
 };
 
+enum class NormFunction {
+  kRms,    // x / sqrt(mean(x^2) + eps) * weight
+  kLayer,  // (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias
+  kNone,   // x: rows are converted to out_type alone
+};
+
 // Each of n_rows rows of n_groups * n_dims numbers, `stride` apart, is normalised in groups of
-// n_dims: x / sqrt(mean(x^2) + eps) * weight, or with a bias (x - mean(x)) / sqrt(variance(x) +
-// eps) * weight + bias.
+// n_dims.
 struct NormPlan {
+  NormFunction function = NormFunction::kRms;
   ObjectPlace x;  // F32
   int64_t n_rows = 0;
   int64_t n_groups = 1;
   int64_t n_dims = 0;
-  int64_t stride = 0;  // of x and of out
-  ObjectPlace weight;  // [n_dims] F32
-  ObjectPlace bias;    // [n_dims] F32; null: no mean is taken off
+  int64_t stride = 0;              // of x and of out
+  ObjectPlace weight;              // [n_dims] F32, or [n_groups, n_dims]; null: 1
+  bool has_group_weights = false;  // each group has weights of its own
+  ObjectPlace bias;                // [n_dims] F32, of kLayer; null: 0
   float eps = 0;
   DType out_type = DType::kF32;
   ObjectPlace out;       // x itself where out_type is kF32
   ObjectPlace added_to;  // [n_rows, stride] F32, gets the result added, which is kF32 then
 };
 
-// What stands between the two products of a feed-forward part.
-enum class GateKind { kSwiglu, kGegluTanh, kGelu, kGeluTanh };
+// What stands between the two products of a feed-forward part (MlpKind of model/config.h).
+enum class GateKind { kSwiglu, kGegluTanh, kGelu, kGeluTanh, kRelu2, kXielu, kClampedSwiglu };
+
+inline bool HasGate(GateKind kind) {
+  return kind == GateKind::kSwiglu || kind == GateKind::kGegluTanh ||
+         kind == GateKind::kClampedSwiglu;
+}
+
+// The numbers of xIELU (arXiv 2411.13010), where x > 0: positive x^2 + beta x, and elsewhere
+// negative (expm1(min(x, eps)) - x) + beta x.
+struct XieluNumbers {
+  float positive = 0;
+  float negative = 0;
+  float beta = 0;
+  float eps = 0;
+};
 
 struct GatePlan {
   GateKind kind = GateKind::kSwiglu;
@@ -61,12 +82,17 @@ struct GatePlan {
   int64_t n_rows = 0;
   int64_t ffn_dim = 0;
   DType out_type = DType::kF32;
-  ObjectPlace out;  // [n_rows, ffn_dim]
+  ObjectPlace out;          // [n_rows, ffn_dim]
+  XieluNumbers xielu = {};  // kXielu
 
-  int64_t n_in() const {
-    const bool has_gate = kind == GateKind::kSwiglu || kind == GateKind::kGegluTanh;
-    return has_gate ? 2 * ffn_dim : ffn_dim;
-  }
+  int64_t n_in() const { return HasGate(kind) ? 2 * ffn_dim : ffn_dim; }
+};
+
+// Numbers x [n_numbers] F32, in place, become cap tanh(x / cap).
+struct CapPlan {
+  ObjectPlace x;
+  int64_t n_numbers = 0;
+  float cap = 0;  // above 0
 };
 
 // A token of a step, one row of every activation.
@@ -136,6 +162,8 @@ struct RotatePlan {
   int gqa_group = 1;
   int head_dim = 0;
   int64_t stride = 0;  // of a token's rows in HeadTurn::q and k
+  // [head_dim] F32 that queries are multiplied by behind the rotation; null: 1.
+  ObjectPlace query_weights;
   // Rotary position embedding of the first rope_dim channels (Su et al. 2021, the half layout):
   // [n_positions, rope_dim / 2] F32.
   ObjectPlace cos, sin;

@@ -149,7 +149,7 @@ TEST(ModelConfig, Qwen3NormalisesQueriesAndKeysOfHeadsOfTheirOwnWidth) {
   json["rope_scaling"] = nullptr;
   const auto c = ParseModelConfig(json, "config.json");
   ASSERT_TRUE(c.ok()) << c.status();
-  EXPECT_TRUE(c->norms.of_qk);
+  EXPECT_TRUE(c->norms.of_qk.has_value());
   EXPECT_FALSE(c->norms.of_outputs);
   EXPECT_FALSE(c->biases.qkv);
   EXPECT_EQ(c->head_dim, 128);
@@ -194,9 +194,9 @@ TEST(ModelConfig, Gemma3HasAWindowAndAnglesOfTheirOwnInAllLayersButEverySixth) {
             "7");
   EXPECT_EQ(c->mlp, MlpKind::kGeglu);
   EXPECT_EQ(c->mlp_rows(), 2 * 6912);
-  EXPECT_TRUE(c->tie_word_embeddings && c->norms.of_qk && c->norms.of_outputs);
+  EXPECT_TRUE(c->tie_word_embeddings && c->norms.of_qk.has_value() && c->norms.of_outputs);
   EXPECT_FLOAT_EQ(c->embedding_scale, std::sqrt(1152.0f));
-  EXPECT_FLOAT_EQ(c->query_scale, 2);
+  EXPECT_FLOAT_EQ(c->score_scale, 1 / std::sqrt(64.0f));
 }
 
 TEST(ModelConfig, LayerTypesOfGemma3GoBeforeItsPattern) {

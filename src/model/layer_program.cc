@@ -28,9 +28,9 @@ LayerProgram::LayerProgram(std::shared_ptr<Layer> layer, LayerParts parts)
 
 void LayerProgram::AddProjections() {
   const ModelConfig& c = *layer_->config;
-  Add<NormaliseStep>(&layer_->weights->attn_norm);
+  Add<NormaliseStep>(&layer_->weights->attn_norm, !c.norms.of_inputs);
   Add<ProjectStep>();
-  if (c.norms.of_qk) Add<NormaliseHeadsStep>();
+  if (c.norms.of_qk.has_value()) Add<NormaliseHeadsStep>();
   if (c.dmc.has_value()) Add<TakeDecisionsStep>();
   if (c.decides_in_queries()) Add<TakeQueryChannelStep>();
 }
@@ -61,9 +61,9 @@ void LayerProgram::AddOutputs() {
   const ModelConfig& c = *layer_->config;
   const NormWeights* const ffn_norm = &layer_->weights->ffn_norm;
   // A parallel MLP reads the stream as it was before attention added to it.
-  if (c.parallel_block && !c.shared_norm) Add<NormaliseStep>(ffn_norm);
+  if (c.parallel_block && !c.shared_norm) Add<NormaliseStep>(ffn_norm, !c.norms.of_inputs);
   Add<OutputStep>();
-  if (!c.parallel_block) Add<NormaliseStep>(ffn_norm);
+  if (!c.parallel_block) Add<NormaliseStep>(ffn_norm, !c.norms.of_inputs);
   Add<FeedForwardStep>();
 }
 

@@ -38,7 +38,7 @@ TEST(LayerProgram, OfAPlainDecoder) {
 
 TEST(LayerProgram, NormsOfQueriesAndKeysComeBeforeAnybodySeesThem) {
   ModelConfig config = SmallConfig();
-  config.norms.of_qk = true;
+  config.norms.of_qk = QkNormConfig();
   EXPECT_THAT(
       StepsOf(config, {}),
       ElementsAre("normalise", "project", "normalise heads", "observe", "rotate and map", "append",

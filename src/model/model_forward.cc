@@ -201,8 +201,14 @@ void Model::ComputeLogits(std::span<const SequenceStep> steps) {
       backend.Normalise({&norm, 1});
     }
     const ScopedTimer timer(&profile_.linear);
-    backend.Project(ProductOf(weights_->lm_head(), {}, n_logit_rows_, activations_.normed.place(),
-                              activations_.types.activations, logits_.place()));
+    backend.Project(ProductOf(weights_->lm_head(), weights_->lm_head_bias(), n_logit_rows_,
+                              activations_.normed.place(), activations_.types.activations,
+                              logits_.place()));
+    if (config().logit_cap > 0) {
+      backend.Cap({.x = logits_.place(),
+                   .n_numbers = n_logit_rows_ * n_held_words(),
+                   .cap = config().logit_cap});
+    }
   }
   if (!has_hidden_) return;
   const ScopedTimer timer(&profile_.other);
@@ -216,6 +222,9 @@ void Model::FetchRows() {
   if (has_hidden_) {
     host_hidden_.resize(static_cast<size_t>(n_logit_rows_ * config().hidden_dim));
     memory.Download(activations_.hidden.place(), std::as_writable_bytes(std::span(host_hidden_)));
+    if (config().logit_scale != 1) {  // which the final norm has
+      for (float& x : host_hidden_) x /= config().logit_scale;
+    }
   }
   if (!has_logits_) return;
   likeliest_.clear();

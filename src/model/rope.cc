@@ -22,6 +22,36 @@ double Llama3Frequency(const RopeConfig& config, double frequency) {
   return (1 - blend) * frequency / config.factor + blend * frequency;
 }
 
+// The number of the pair that turns n_turns times in the original context, which need not be whole.
+double PairThatTurns(const RopeConfig& config, int rope_dim, double n_turns) {
+  const double wavelength = config.original_max_position / n_turns;
+  return rope_dim * std::log(wavelength / (2 * std::numbers::pi)) / (2 * std::log(config.theta));
+}
+
+// YaRN: pairs in front of the ramp stay, those behind it are stretched by `factor`, and on it the
+// two blend linearly.
+double YarnFrequency(const RopeConfig& config, int rope_dim, int pair, double frequency) {
+  double begin = PairThatTurns(config, rope_dim, config.beta_fast);
+  double end = PairThatTurns(config, rope_dim, config.beta_slow);
+  if (config.has_whole_ramp) {
+    begin = std::floor(begin);
+    end = std::ceil(end);
+  }
+  begin = std::max(begin, 0.0);
+  end = std::min(end, rope_dim - 1.0);
+  if (begin == end) end += 0.001;
+  const double stretched = std::clamp((pair - begin) / (end - begin), 0.0, 1.0);
+  return frequency / config.factor * stretched + frequency * (1 - stretched);
+}
+
+// NTK-aware scaling: theta grows with the context that will be used.
+double DynamicTheta(const RopeConfig& config, int rope_dim) {
+  const double stretch =
+      std::max(config.chosen_context, config.original_max_position) / config.original_max_position;
+  const double growth = config.factor * stretch - (config.factor - 1);
+  return config.theta * std::pow(growth, rope_dim / (rope_dim - 2.0));
+}
+
 // The mean of exp(i frequency p) over the positions p in [0, n), as cosine and sine: a geometric
 // sum, which is sin(n f / 2) / (n sin(f / 2)) at the angle of the middle position.
 struct MeanTurn {
@@ -53,6 +83,15 @@ std::vector<double> RopeFrequencies(const RopeConfig& config, int rope_dim) {
       case RopeConfig::Scaling::kLongRope:
         frequencies[i] =
             frequency / (config.uses_long_factors ? config.long_factors : config.short_factors)[i];
+        break;
+      case RopeConfig::Scaling::kYarn:
+        frequencies[i] = YarnFrequency(config, rope_dim, i, frequency);
+        break;
+      case RopeConfig::Scaling::kDynamic:
+        frequencies[i] = std::pow(DynamicTheta(config, rope_dim), -2.0 * i / rope_dim);
+        break;
+      case RopeConfig::Scaling::kStill:
+        frequencies[i] = 0;
         break;
     }
   }

@@ -43,15 +43,15 @@ StatusOr<WeightGrams::HeadMatrices> WeightGrams::KeyGramsOf(int layer_idx, int n
   KVL_ASSIGN_OR_RETURN(std::vector<float> w, weights_.QkMatrix(layer_idx));
   const int64_t n_query_rows = int64_t{config_.n_heads} * config_.head_dim;
   std::vector<float> norm;
-  if (config_.norms.of_qk) {
-    const std::string name = weights_.names().k_norm(layer_idx) + ".weight";
-    KVL_ASSIGN_OR_RETURN(norm, weights_.reader().Vector(name, config_.head_dim));
+  const std::optional<QkNormConfig>& norms = config_.norms.of_qk;
+  if (norms.has_value() && !norms->weighs_turned_queries) {
+    KVL_ASSIGN_OR_RETURN(norm, weights_.reader().Vector(weights_.names().k_norm(layer_idx)));
     for (float& weight : norm) weight += weights_.names().norm_offset();
   }
   for (int64_t row = 0; !norm.empty() && row < int64_t{config_.n_kv_heads} * config_.head_dim;
        ++row) {
     float* const weights = &w[(n_query_rows + row) * config_.hidden_dim];
-    for (int64_t i = 0; i < config_.hidden_dim; ++i) weights[i] *= norm[row % config_.head_dim];
+    for (int64_t i = 0; i < config_.hidden_dim; ++i) weights[i] *= norm[row % std::ssize(norm)];
   }
   return HeadGrams(w.data() + n_query_rows * config_.hidden_dim, config_.n_kv_heads / n_joined,
                    n_joined * config_.head_dim, config_.hidden_dim);

@@ -11,6 +11,7 @@
 #include "base/threads.h"
 #include "model/config.h"
 #include "model/tensor_source.h"
+#include "model/weight_tables.h"
 
 namespace kvlathe {
 
@@ -33,6 +34,13 @@ struct Projection {
   int64_t n_columns() const { return inputs.has_value() ? inputs->end - inputs->begin : n_in; }
 };
 
+// Some numbers of a stored vector.
+struct VectorPart {
+  std::string name;
+  int64_t n_stored = 0;
+  std::vector<Projection::Run> runs;  // in the order wanted
+};
+
 // The rows in `wanted`, rising, of the matrices of `parts` below each other; parts without any
 // stay, empty.
 std::vector<Projection> TakeRows(std::vector<Projection> parts, std::span<const Range> wanted);
@@ -51,12 +59,15 @@ class WeightNames {
   std::string final_norm() const;
   std::string attn_norm(int layer_idx) const;
   std::string ffn_norm(int layer_idx) const;  // not with shared_norm
-  std::string q_norm(int layer_idx) const;    // with qk_norm
-  std::string k_norm(int layer_idx) const;
+  // With norms.of_qk: the weights of all heads that have weights of their own, one head after the
+  // other, or what heads share.
+  std::vector<VectorPart> q_norm(int layer_idx) const;
+  std::vector<VectorPart> k_norm(int layer_idx) const;
+  std::string sink_logits(int layer_idx) const;    // with has_sink_logits: [n_heads]
   std::string attn_out_norm(int layer_idx) const;  // with output_norms
   std::string ffn_out_norm(int layer_idx) const;
   // What a norm multiplies by is what is stored plus this.
-  float norm_offset() const { return config_.layout == WeightLayout::kGemma ? 1.0f : 0.0f; }
+  float norm_offset() const { return table_.norm_offset; }
 
   // Matrices made of several parts come one below the other: all heads of Q before those of K, the
   // gate before up.
@@ -67,30 +78,7 @@ class WeightNames {
   Projection mlp_out(int layer_idx) const;
 
  private:
-  // How one layout calls its tensors.
-  struct Table {
-    const char* outside = "";  // before names outside the layers
-    const char* layers = "";   // before the index of a layer
-    const char* embedding = "";
-    const char* head = "lm_head";
-    const char* final_norm = "";
-    const char* attn_norm = "";
-    const char* ffn_norm = "";
-    const char* q_norm = "";
-    const char* k_norm = "";
-    const char* attn_out_norm = "";
-    const char* ffn_out_norm = "";
-    const char* qkv = "";  // Q, K and V in one tensor; empty: in those of q, k and v
-    const char* q = "";
-    const char* k = "";
-    const char* v = "";
-    const char* o = "";
-    const char* gate = "";  // empty: the MLP has none, or one tensor holds gate and up
-    const char* up = "";
-    const char* down = "";
-  };
   enum class Role { kQk, kValue };
-  static Table TableOf(const ModelConfig& config, const TensorSource& source);
   std::string Layer(int layer_idx, const char* suffix) const;
   // All output channels of a stored [n_out, n_in] matrix (GPT-2: [n_in, n_out]).
   Projection Whole(int layer_idx, const char* suffix, int64_t n_out, int64_t n_in) const;
@@ -99,8 +87,10 @@ class WeightNames {
   std::vector<Projection::Run> RotatingRows(int64_t begin, int n_heads) const;
   Projection RotatingHeads(int layer_idx, const char* suffix, int n_heads) const;
 
+  std::vector<VectorPart> QkNorm(int layer_idx, const char* suffix, int n_heads) const;
+
   ModelConfig config_;
-  Table names_;
+  WeightTable table_;
 };
 
 }  // namespace kvlathe

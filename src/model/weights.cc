@@ -86,6 +86,10 @@ Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
     KVL_ASSIGN_OR_RETURN(lm_head_,
                          reader_.Pack({held_names_.output_head()}, types_, residents(), pool));
   }
+  if (config_.biases.head && shard_.is_last_stage()) {
+    KVL_ASSIGN_OR_RETURN(std::vector<float> bias, reader_.Bias(held_names_.output_head()));
+    KVL_ASSIGN_OR_RETURN(lm_head_bias_, Upload(std::move(bias)));
+  }
   if (shard_.is_first_stage() && !is_tied) {
     KVL_ASSIGN_OR_RETURN(embedding_,
                          AddTable(names_.embedding(), config_.vocab_size, shard_.words));
@@ -98,7 +102,8 @@ Status ModelWeights::LoadEmbeddings(ThreadPool* pool) {
         AddTable(names_.position_embedding(), config_.max_seq_len, {0, config_.max_seq_len}));
   }
   if (!shard_.is_last_stage()) return OkStatus();
-  KVL_ASSIGN_OR_RETURN(final_norm_, ReadNorm(names_.final_norm(), config_.hidden_dim));
+  KVL_ASSIGN_OR_RETURN(final_norm_, ReadNorm(names_.final_norm(), config_.hidden_dim,
+                                             config_.norms.kind, config_.logit_scale));
   return OkStatus();
 }
 
@@ -117,19 +122,22 @@ StatusOr<Resident<TableId>> ModelWeights::AddTable(const std::string& name, int6
 Status ModelWeights::LoadNorms(int layer_idx) {
   LayerWeights& layer = layers_[layer_idx];
   const int whole_idx = held_names_.LayerOf(layer_idx);
-  const int64_t hidden = config_.hidden_dim, head_dim = config_.head_dim;
-  KVL_ASSIGN_OR_RETURN(layer.attn_norm, ReadNorm(names_.attn_norm(whole_idx), hidden));
-  if (!config_.shared_norm) {
-    KVL_ASSIGN_OR_RETURN(layer.ffn_norm, ReadNorm(names_.ffn_norm(whole_idx), hidden));
+  const int64_t hidden = config_.hidden_dim;
+  const NormKind kind = config_.norms.kind;
+  if (config_.norms.of_inputs) {
+    KVL_ASSIGN_OR_RETURN(layer.attn_norm, ReadNorm(names_.attn_norm(whole_idx), hidden, kind));
   }
-  if (config_.norms.of_qk) {
-    KVL_ASSIGN_OR_RETURN(layer.q_norm,
-                         ReadNorm(names_.q_norm(whole_idx), head_dim, config_.query_scale));
-    KVL_ASSIGN_OR_RETURN(layer.k_norm, ReadNorm(names_.k_norm(whole_idx), head_dim));
+  if (config_.norms.of_inputs && !config_.shared_norm) {
+    KVL_ASSIGN_OR_RETURN(layer.ffn_norm, ReadNorm(names_.ffn_norm(whole_idx), hidden, kind));
+  }
+  if (config_.norms.of_qk.has_value()) {
+    KVL_RETURN_IF_ERROR(LoadQkNorms(layer_idx));
   }
   if (config_.norms.of_outputs) {
-    KVL_ASSIGN_OR_RETURN(layer.attn_out_norm, ReadNorm(names_.attn_out_norm(whole_idx), hidden));
-    KVL_ASSIGN_OR_RETURN(layer.ffn_out_norm, ReadNorm(names_.ffn_out_norm(whole_idx), hidden));
+    KVL_ASSIGN_OR_RETURN(layer.attn_out_norm,
+                         ReadNorm(names_.attn_out_norm(whole_idx), hidden, NormKind::kRms));
+    KVL_ASSIGN_OR_RETURN(layer.ffn_out_norm,
+                         ReadNorm(names_.ffn_out_norm(whole_idx), hidden, NormKind::kRms));
   }
   return OkStatus();
 }
@@ -174,6 +182,14 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   const Projection down = held_names_.mlp_out(layer_idx);
   KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, types_, residents(), pool));
   KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, types_, residents(), pool));
+  if (config_.has_sink_logits) {
+    const int64_t first = shard_.kv_heads.begin * whole_.gqa_group();
+    KVL_ASSIGN_OR_RETURN(
+        std::vector<float> of_all,
+        reader_.Vector(names_.sink_logits(held_names_.LayerOf(layer_idx)), whole_.n_heads));
+    KVL_ASSIGN_OR_RETURN(layer.sink_logits, Upload({of_all.begin() + first,
+                                                    of_all.begin() + first + config_.n_heads}));
+  }
   if (config_.biases.mlp) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> of_in, ReadBiases(mlp_in));
     KVL_ASSIGN_OR_RETURN(layer.mlp_in_bias, Upload(std::move(of_in)));
@@ -184,8 +200,28 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
   return OkStatus();
 }
 
+Status ModelWeights::LoadQkNorms(int layer_idx) {
+  LayerWeights& layer = layers_[layer_idx];
+  const QkNormConfig& norms = *config_.norms.of_qk;
+  const auto load = [&](const std::vector<VectorPart>& parts, NormWeights* to) -> Status {
+    KVL_ASSIGN_OR_RETURN(std::vector<float> wanted, reader_.Vector(parts));
+    for (float& w : wanted) w += names_.norm_offset();
+    KVL_ASSIGN_OR_RETURN(to->weight, Upload(std::move(wanted)));
+    return OkStatus();
+  };
+  KVL_RETURN_IF_ERROR(load(held_names_.q_norm(layer_idx), &layer.q_norm));
+  KVL_RETURN_IF_ERROR(load(held_names_.k_norm(layer_idx), &layer.k_norm));
+  if (!norms.weighs_turned_queries) return OkStatus();
+  std::vector<float> both(config_.head_dim);
+  for (int i = 0; i < config_.head_dim; ++i) {
+    both[i] = layer.q_norm.weight.values()[i] * layer.k_norm.weight.values()[i];
+  }
+  KVL_ASSIGN_OR_RETURN(layer.turned_query_weights, Upload(std::move(both)));
+  return OkStatus();
+}
+
 StatusOr<NormWeights> ModelWeights::ReadNorm(const std::string& tensor, int64_t n_dims,
-                                             float scale) {
+                                             NormKind kind, float scale) {
   NormWeights norm;
   KVL_ASSIGN_OR_RETURN(std::vector<float> weight, reader_.Vector(tensor + ".weight", n_dims));
   for (float& w : weight) {
@@ -193,8 +229,9 @@ StatusOr<NormWeights> ModelWeights::ReadNorm(const std::string& tensor, int64_t 
     w *= scale;
   }
   KVL_ASSIGN_OR_RETURN(norm.weight, Upload(std::move(weight)));
-  if (config_.norms.kind == NormKind::kLayer) {
+  if (kind == NormKind::kLayer) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> bias, reader_.Vector(tensor + ".bias", n_dims));
+    for (float& b : bias) b *= scale;
     KVL_ASSIGN_OR_RETURN(norm.bias, Upload(std::move(bias)));
   }
   return norm;

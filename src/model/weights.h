@@ -34,15 +34,19 @@ struct NormWeights {
 
 struct LayerWeights {
   NormWeights attn_norm;
-  NormWeights ffn_norm;                     // empty with shared_norm
-  NormWeights q_norm, k_norm;               // with qk_norm; q_norm is multiplied by query_scale
+  NormWeights ffn_norm;  // empty with shared_norm
+  // With norms.of_qk. [head_dim], [n_heads, head_dim] or [n_heads * head_dim] (QkNormConfig::over).
+  NormWeights q_norm, k_norm;
+  FloatTable turned_query_weights;          // [head_dim], with weighs_turned_queries
   NormWeights attn_out_norm, ffn_out_norm;  // with output_norms
   Weight qk;           // [(n_heads + n_kv_heads) * head_dim, hidden_dim], Q rows first
   FloatTable qk_bias;  // empty: none
   Weight mlp_in;       // [mlp_rows(), hidden_dim], gate rows before up rows
   FloatTable mlp_in_bias;
-  Weight down;  // [hidden_dim, ffn_dim]
+  XieluNumbers xielu;  // with MlpKind::kXielu
+  Weight down;         // [hidden_dim, ffn_dim]
   FloatTable down_bias;
+  FloatTable sink_logits;  // [n_heads], with has_sink_logits
   // With ModelConfig::dms, where no channel of queries decides which keys may leave: what does, in
   // F32.
   NormWeights dms_norm;
@@ -126,6 +130,7 @@ class ModelWeights {
   const NormWeights& final_norm() const { return final_norm_; }
   Machine& machine() const { return *machine_; }
   const Weight& lm_head() const { return lm_head_; }
+  const FloatTable& lm_head_bias() const { return lm_head_bias_; }  // empty: none
   // Stored blocks that were not kept as they are.
   const std::vector<WeightReader::Remade>& remade() const { return reader_.remade(); }
   // What is read again: W_V and W_O for each basis, and all for analyses (model/weight_grams.h),
@@ -165,7 +170,10 @@ class ModelWeights {
                            const std::vector<int64_t>& v_offset, ThreadPool* pool,
                            ValueProjection* p, ValueBiases* biases);
   // The norm's own weights are multiplied by `scale`.
-  StatusOr<NormWeights> ReadNorm(const std::string& tensor, int64_t n_dims, float scale = 1);
+  // Weights and biases are multiplied by `scale`.
+  StatusOr<NormWeights> ReadNorm(const std::string& tensor, int64_t n_dims, NormKind kind,
+                                 float scale = 1);
+  Status LoadQkNorms(int layer_idx);
   // Reads matrices, and biases of matrices, that stand below each other.
   StatusOr<std::vector<float>> Stacked(const std::vector<Projection>& parts);
   StatusOr<std::vector<float>> ReadBiases(const std::vector<Projection>& parts);
@@ -182,7 +190,9 @@ class ModelWeights {
   ShardNames held_names_;  // of what is held
   std::vector<LayerWeights> layers_;
   NormWeights final_norm_;  // of the last stage
-  Weight lm_head_;          // of the last stage, and of the first where the embedding is tied to it
+  Weight lm_head_;
+  FloatTable
+      lm_head_bias_;  // of the last stage, and of the first where the embedding is tied to it
   Resident<TableId> embedding_;           // none where it is tied to lm_head_
   Resident<TableId> position_embedding_;  // with learned positions
   // By a hash of the maps that were folded in. It has 64 bits, so two of a thousand maps agree in

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/check.h"
+
 namespace kvlathe {
 namespace {
 
@@ -113,6 +115,8 @@ void Gate(const ElementwiseKernels& kernels, MlpKind mlp, int64_t n_rows, int64_
       return kernels.gelu(up, n_rows * ffn_dim, DType::kF32, gated);
     case MlpKind::kGeluTanh:
       return kernels.gelu_tanh(up, n_rows * ffn_dim, DType::kF32, gated);
+    default:
+      KVL_CHECK(false);
   }
 }
 
@@ -127,6 +131,8 @@ void GateBack(MlpKind mlp, int64_t n_rows, int64_t ffn_dim, const float* up, con
       return UngatedBack(GeluOf, n_rows * ffn_dim, up, d_gated, d_up);
     case MlpKind::kGeluTanh:
       return UngatedBack(GeluTanhOf, n_rows * ffn_dim, up, d_gated, d_up);
+    default:
+      KVL_CHECK(false);
   }
 }
 

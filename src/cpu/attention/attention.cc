@@ -34,7 +34,7 @@ int MostRows(const AttentionPlan& plan) {
 
 // What all items of a call share.
 struct AttentionRun {
-  float sm_scale = 1;
+  ScoreRule rule;
   bool is_deterministic = false;
   bool is_exact = false;
 };
@@ -62,7 +62,8 @@ AttendParams BlockParams(const HeadJob& job, const JobAddresses& at, const WorkI
           .kv_end = item.entry_end,
           .first_visible = job.first_visible + item.row_begin / job.gqa_group,
           .window = WindowOf(job.window),
-          .sm_scale = run.sm_scale,
+          .sm_scale = run.rule.scale,
+          .score_cap = run.rule.cap,
           .is_deterministic = run.is_deterministic,
           .is_exact = run.is_exact,
           .o = partial.o,
@@ -98,7 +99,7 @@ bool IsRotated(const HeadJob& job) {
 // Adds what the scored ones of rows [row_begin, row_end) attend to. `partial` is final, and it and
 // `scores` begin with row_begin and the first entry.
 void AddScores(const EntryScoreKernels& kernels, const CpuAccess& access, const HeadJob& job,
-               int row_begin, int row_end, float sm_scale, const PartialRows& partial,
+               int row_begin, int row_end, const ScoreRule& rule, const PartialRows& partial,
                const ScoreRows& scores) {
   const int begin = std::max(row_begin, job.first_scored * job.gqa_group);
   if (begin >= row_end) return;
@@ -115,7 +116,8 @@ void AddScores(const EntryScoreKernels& kernels, const CpuAccess& access, const 
                .gqa_group = job.gqa_group,
                .first_visible = job.first_visible + token,
                .n_entries = job.n_entries,
-               .sm_scale = sm_scale,
+               .sm_scale = rule.scale,
+               .score_cap = rule.cap,
                .row_max = partial.row_max + skipped,
                .row_sum = partial.row_sum + skipped,
                .noise = job.noise != nullptr ? &noise : nullptr,
@@ -128,7 +130,7 @@ void AddScores(const EntryScoreKernels& kernels, const CpuAccess& access, const 
 int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSize) + 16; }
 
 void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddresses& at,
-                const WorkItem& item, const SinkQueries& queries, float sm_scale,
+                const WorkItem& item, const SinkQueries& queries, const ScoreRule& rule,
                 const PartialRows& partial) {
   const DType row_type = job.shape.row_type;
   AttendRowsParams params = {
@@ -144,7 +146,8 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddre
       .n_entries = job.sinks.n,
       .first_visible = job.sinks.first_visible + item.row_begin / queries.group,
       .window = WindowOf(job.sinks.window),
-      .sm_scale = sm_scale,
+      .sm_scale = rule.scale,
+      .score_cap = rule.cap,
       .o = partial.o,
       .o_stride = job.output_width(),
       .row_max = partial.row_max,
@@ -191,7 +194,7 @@ struct Attention::State {
   const CpuAccesses* accesses = nullptr;
   const CpuAccess* own = nullptr;  // of `memory`
   const AttentionPlan* plan = nullptr;
-  float sm_scale = 1;
+  ScoreRule rule;
 
   const AttendKernels& KernelsFor(DType row_type) const {
     return GetAttendKernels(is_deterministic && isa == Isa::kAmx ? Isa::kAvx512Bf16 : isa,
@@ -257,7 +260,7 @@ void Attention::State::RunItems(int worker_id) {
     const ScoreRows item_scores = ScoresOf(item, worker_id);
     const JobPart& part = parts[item.job_idx];
     AttendParams params =
-        BlockParams(job, at, item, {sm_scale, is_deterministic, is_exact}, partial, item_scores);
+        BlockParams(job, at, item, {rule, is_deterministic, is_exact}, partial, item_scores);
     if (width >
         job.latents.output_width(job.shape.rank_v)) {  // what entries of blocks do not write
       std::fill_n(partial.o, int64_t{n_rows} * width, 0.0f);
@@ -291,15 +294,15 @@ void Attention::State::RunItems(int worker_id) {
     }
     if (item.entry_begin == 0 && job.sinks.n > 0) {
       const PartialRows sink_partial = PartialAt(sink, n_rows, width);
-      AttendSink(kernels, job, at, item, QueriesOfSink(job, at, part, item, latent_scratch),
-                 sm_scale, sink_partial);
+      AttendSink(kernels, job, at, item, QueriesOfSink(job, at, part, item, latent_scratch), rule,
+                 sink_partial);
       MergePartial(sink_partial, n_rows, width, partial);
     }
     if (is_part) continue;
+    AddSinkLogits(*own, job, part, item.row_begin, partial, n_rows);
     WriteRows(*own, job, part, item.row_begin, n_rows, partial);
     if (item_scores.rows == nullptr) continue;
-    AddScores(score_kernels, access, job, item.row_begin, item.row_end, sm_scale, partial,
-              item_scores);
+    AddScores(score_kernels, access, job, item.row_begin, item.row_end, rule, partial, item_scores);
   }
 }
 
@@ -322,6 +325,7 @@ void Attention::State::MergeSplits(int worker_id) {
     for (int part = 1; part < split.n_parts; ++part) {
       MergePartial(rows_of_part(part), end - begin, width, merged);
     }
+    AddSinkLogits(*own, job, parts[split.job_idx], split.row_begin + begin, merged, end - begin);
     WriteRows(*own, job, parts[split.job_idx], split.row_begin + begin, end - begin, merged);
   }
 }
@@ -334,8 +338,8 @@ void Attention::State::ScoreSplits(int worker_id) {
     if (!job.is_scored()) continue;
     const PartialRows merged = PartialAt(workspace.as<float>() + split.partial_offset,
                                          split.row_end - split.row_begin, job.output_width());
-    AddScores(score_kernels, accesses->Of(job.device), job, split.row_begin, split.row_end,
-              sm_scale, merged, {scores.as<float>() + split_score_offset[i], ScoreStride(job)});
+    AddScores(score_kernels, accesses->Of(job.device), job, split.row_begin, split.row_end, rule,
+              merged, {scores.as<float>() + split_score_offset[i], ScoreStride(job)});
   }
 }
 
@@ -365,26 +369,27 @@ AttentionSeconds Attention::TakeSeconds() {
   return {std::exchange(s.planning, 0), rebuilding / s.pool->n_workers()};
 }
 
-void Attention::Begin(std::span<const HeadJob> jobs, float sm_scale) {
+void Attention::Begin(std::span<const HeadJob> jobs, const ScoreRule& rule) {
   State& s = *state_;
   s.jobs = jobs;
-  s.sm_scale = sm_scale;
+  s.rule = rule;
   const bool rebuilds = !s.is_deterministic && HasBf16Dots(s.isa);
   ListParts(jobs, s.pool->n_workers(), rebuilds, &s.parts, &s.sizes);
 }
 
-Status Attention::Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+Status Attention::Run(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule) {
   State& s = *state_;
   const Stopwatch planning;
-  Begin(jobs, sm_scale);
+  Begin(jobs, rule);
   if (s.is_deterministic && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
   const AttentionPlan& plan = s.planner.Plan(s.sizes, s.pool->n_workers(), schedule);
   s.planning += planning.Seconds();
   return RunPlan(plan);
 }
 
-Status Attention::RunAs(std::span<const HeadJob> jobs, float sm_scale, const PlanMaker& make_plan) {
-  Begin(jobs, sm_scale);
+Status Attention::RunAs(std::span<const HeadJob> jobs, const ScoreRule& rule,
+                        const PlanMaker& make_plan) {
+  Begin(jobs, rule);
   return RunPlan(make_plan(state_->sizes, state_->pool->n_workers()));
 }
 

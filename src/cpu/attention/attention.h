@@ -44,18 +44,17 @@ class Attention {
   void set_deterministic(bool deterministic);
   // With true, codes of few bits are not multiplied as bytes (AttendParams::is_exact).
   void set_exact(bool exact);
-  // Runs all jobs of one layer. sm_scale is 1 / sqrt(the model's head_dim), whatever the rank. The
-  // error is kResourceExhausted when the system has no memory for partial results or scores, and
-  // then nothing was computed.
-  Status Run(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
+  // Runs all jobs of one layer. The error is kResourceExhausted when the system has no memory for
+  // partial results or scores, and then nothing was computed.
+  Status Run(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule);
   // The same, shared out as the caller wants it.
-  Status RunAs(std::span<const HeadJob> jobs, float sm_scale, const PlanMaker& make_plan);
+  Status RunAs(std::span<const HeadJob> jobs, const ScoreRule& rule, const PlanMaker& make_plan);
   // Of all runs since the last call.
   AttentionSeconds TakeSeconds();
 
  private:
   struct State;
-  void Begin(std::span<const HeadJob> jobs, float sm_scale);
+  void Begin(std::span<const HeadJob> jobs, const ScoreRule& rule);
   Status RunPlan(const AttentionPlan& plan);
   std::unique_ptr<State> state_;
 };

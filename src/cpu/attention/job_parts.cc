@@ -1,6 +1,7 @@
 #include "cpu/attention/job_parts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/units.h"
@@ -83,6 +84,25 @@ int64_t PartScratchBytes(const HeadJob& job, const JobPart& part, int n_rows) {
   if (!part.is_rebuilt()) return 0;
   const int64_t sink_bytes = RoundUp(n_rows * job.head_dim * SizeOf(job.shape.row_type), 64);
   return std::max(sink_bytes, RebuiltScratchBytes(job.shape, job.rebuilt.head_dim, n_rows));
+}
+
+void AddSinkLogits(const CpuAccess& own, const HeadJob& job, const JobPart& part, int row_begin,
+                   const PartialRows& partial, int n_rows) {
+  if (job.sink_logits.is_null()) return;
+  const auto* const logits = own.As<const float>(job.sink_logits) + part.FirstHead(job);
+  const int group = part.Group(job), width = job.output_width();
+  for (int row = 0; row < n_rows; ++row) {
+    const float logit = logits[(row_begin + row) % group];
+    float& row_max = partial.row_max[row];
+    if (logit > row_max) {
+      const float scale = std::exp(row_max - logit);
+      float* const o = partial.o + int64_t{row} * width;
+      for (int i = 0; i < width; ++i) o[i] *= scale;
+      partial.row_sum[row] *= scale;
+      row_max = logit;
+    }
+    partial.row_sum[row] += std::exp(logit - row_max);
+  }
 }
 
 void WriteRows(const CpuAccess& own, const HeadJob& job, const JobPart& part, int row_begin,

@@ -55,6 +55,11 @@ SinkQueries QueriesOfSink(const HeadJob& job, const JobAddresses& at, const JobP
 // What a part needs for items of n_rows rows at most: for AttendRebuilt, and then for its sinks.
 int64_t PartScratchBytes(const HeadJob& job, const JobPart& part, int n_rows);
 
+// Adds what the sink logits of the job's query heads count for to the complete results of such
+// rows, as the partial result of one entry whose value is 0.
+void AddSinkLogits(const CpuAccess& own, const HeadJob& job, const JobPart& part, int row_begin,
+                   const PartialRows& partial, int n_rows);
+
 // Writes rows [row_begin, row_begin + n_rows) of a part's output; they need not be whole tokens.
 void WriteRows(const CpuAccess& own, const HeadJob& job, const JobPart& part, int row_begin,
                int n_rows, const PartialRows& partial);

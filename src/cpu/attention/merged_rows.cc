@@ -76,6 +76,7 @@ class MergedAttention {
                             .n_entries = 1,
                             .first_visible = 1,
                             .sm_scale = params_.sm_scale,
+                            .score_cap = params_.score_cap,
                             .o = m_.spare.o,
                             .o_stride = width_,
                             .row_max = m_.spare.row_max,

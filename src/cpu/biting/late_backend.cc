@@ -61,6 +61,10 @@ void LateBackend::Gate(const GatePlan& plan) {
   Late([this, plan] { backend_.Gate(plan); });
 }
 
+void LateBackend::Cap(const CapPlan& plan) {
+  Late([this, plan] { backend_.Cap(plan); });
+}
+
 void LateBackend::RotateAndMap(const RotatePlan& plan) {
   const auto kept = std::make_shared<KeptPlans>();
   Late([this, kept, copy = kept->Keep(plan)] { backend_.RotateAndMap(copy); });
@@ -74,10 +78,10 @@ void LateBackend::Append(const AppendPlan& plan) {
   Late([this, plan] { backend_.Append(plan); });
 }
 
-void LateBackend::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+void LateBackend::Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule) {
   const auto kept = std::make_shared<KeptPlans>();
-  Late([this, kept, sm_scale, schedule, copy = kept->KeepJobs(jobs)] {
-    backend_.Attend(copy, sm_scale, schedule);
+  Late([this, kept, rule, schedule, copy = kept->KeepJobs(jobs)] {
+    backend_.Attend(copy, rule, schedule);
   });
 }
 

@@ -31,10 +31,11 @@ class LateBackend : public Backend {
   void ProjectHeads(const HeadProductsPlan& plan) override;
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
+  void Cap(const CapPlan& plan) override;
   void RotateAndMap(const RotatePlan& plan) override;
   void SumOverRanks(const SumPlan& plan) override;
   void Append(const AppendPlan& plan) override;
-  void Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) override;
+  void Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule) override;
   void GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) override;
   void Prune(const PrunePlan& plan) override;
   void CutKeys(std::span<const CutItem> items) override;

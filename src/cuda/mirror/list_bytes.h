@@ -18,6 +18,7 @@ void ListBytes(const ProductPlan& plan, VerbBytes* bytes);
 void ListBytes(const HeadProductsPlan& plan, VerbBytes* bytes);
 void ListBytes(std::span<const NormPlan> plans, VerbBytes* bytes);
 void ListBytes(const GatePlan& plan, VerbBytes* bytes);
+void ListBytes(const CapPlan& plan, VerbBytes* bytes);
 void ListBytes(const RotatePlan& plan, VerbBytes* bytes);
 void ListBytes(const SumPlan& plan, VerbBytes* bytes);
 

@@ -70,6 +70,10 @@ void Mirror::Gate(const GatePlan& plan) {
   Run("Gate", plan, [&] { parts_.verbs->Gate(plan); });
 }
 
+void Mirror::Cap(const CapPlan& plan) {
+  Run("Cap", plan, [&] { parts_.verbs->Cap(plan); });
+}
+
 void Mirror::RotateAndMap(const RotatePlan& plan) {
   Run("RotateAndMap", plan, [&] { parts_.verbs->RotateAndMap(plan); });
 }
@@ -86,8 +90,8 @@ void Mirror::Append(const AppendPlan& plan) {
   });
 }
 
-void Mirror::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
-  Run("Attend", jobs, [&] { parts_.verbs->Attend(Here(jobs), sm_scale, schedule); });
+void Mirror::Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule) {
+  Run("Attend", jobs, [&] { parts_.verbs->Attend(Here(jobs), rule, schedule); });
 }
 
 void Mirror::GatherGrams(std::span<const GramPlan> plans, int64_t n_dims, DType type) {

@@ -41,7 +41,7 @@ void ListBytes(std::span<const NormPlan> plans, VerbBytes* bytes) {
   for (const NormPlan& plan : plans) {
     const int64_t width = plan.n_groups * plan.n_dims;
     bytes->ReadsRows(plan.x, {plan.n_rows, plan.stride, width});
-    bytes->Reads(plan.weight, plan.n_dims * 4);
+    bytes->Reads(plan.weight, (plan.has_group_weights ? width : plan.n_dims) * 4);
     bytes->Reads(plan.bias, plan.n_dims * 4);
     bytes->WritesRows(plan.out, {plan.n_rows, plan.stride, width, SizeOf(plan.out_type)});
     if (plan.added_to.is_null()) continue;
@@ -56,6 +56,10 @@ void ListBytes(const GatePlan& plan, VerbBytes* bytes) {
   bytes->Writes(plan.out, plan.n_rows * plan.ffn_dim * SizeOf(plan.out_type));
 }
 
+void ListBytes(const CapPlan& plan, VerbBytes* bytes) {
+  bytes->Changes(plan.x, plan.n_numbers * 4);
+}
+
 void ListBytes(const RotatePlan& plan, VerbBytes* bytes) {
   const int64_t n = std::ssize(plan.tokens), element = SizeOf(plan.out_type);
   const int64_t d = plan.head_dim, angles = int64_t{plan.rope_dim} / 2 * 4;
@@ -64,6 +68,7 @@ void ListBytes(const RotatePlan& plan, VerbBytes* bytes) {
       if (!table.is_null()) bytes->Reads(table + token.position * angles, angles);
     }
   }
+  bytes->Reads(plan.query_weights, d * 4);
   for (const HeadTurn& head : plan.heads) {
     bytes->ReadsRows(head.q, {n, plan.stride, plan.gqa_group * d});
     bytes->ReadsRows(head.k, {n, plan.stride, d});

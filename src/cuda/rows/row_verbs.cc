@@ -129,7 +129,7 @@ void RowVerbs::Gate(const GatePlan& plan) {
         return GateFunction::kGegluTanh;
       case GateKind::kGelu:
         return GateFunction::kGelu;
-      case GateKind::kGeluTanh:
+      default:
         break;
     }
     return GateFunction::kGeluTanh;

@@ -32,7 +32,7 @@ std::optional<Schedule> PlannedSchedule(std::string_view name) {
 
 StatusOr<double> TimePass(const AttentionBenchOptions& options, AttentionCase* c,
                           Attention* attention) {
-  const float sm_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim));
+  const ScoreRule rule = {.scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim))};
   const std::optional<Schedule> planned = PlannedSchedule(c->row.schedule);
   std::vector<AttentionPlan>& published = c->published_plans;
   const Stopwatch watch;
@@ -47,8 +47,8 @@ StatusOr<double> TimePass(const AttentionBenchOptions& options, AttentionCase* c
                                          : ShareAsZack(sizes, model, n_workers);
       return published.emplace_back(PlanOf(shares, sizes));
     };
-    KVL_RETURN_IF_ERROR(planned.has_value() ? attention->Run(jobs, sm_scale, *planned)
-                                            : attention->RunAs(jobs, sm_scale, plan_of));
+    KVL_RETURN_IF_ERROR(planned.has_value() ? attention->Run(jobs, rule, *planned)
+                                            : attention->RunAs(jobs, rule, plan_of));
   }
   return watch.Seconds();
 }

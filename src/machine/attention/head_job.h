@@ -99,6 +99,13 @@ struct SinkIds {
   int window = 0;         // token 0 sees this many of all positions before it; 0: all
 };
 
+// How a query's product with a key becomes its score: scale q k, and where cap is not 0 of that
+// cap tanh(score / cap).
+struct ScoreRule {
+  float scale = 1;
+  float cap = 0;
+};
+
 // The attention of one KV head of one sequence in a layer of this step. New rows are already in the
 // blocks. What lies in the cache is named by ids of `device`, everything else by places in the
 // memory of the machine that computes. n_closed and noise are part of the plan, on the host.
@@ -128,6 +135,9 @@ struct HeadJob {
   // of token 0 may be null.
   int window = 0;
   SinkIds sinks;
+  // [gqa_group] F32: what counts in the sum that the probabilities of a query head are divided by
+  // as a score without a value does, whatever its tokens see; null: nothing.
+  ObjectPlace sink_logits;
   // The output of head h of token t is output_width() numbers of out_type at
   // out + t * out_stride + h * out_head_stride, with zeros behind them up to the next head. A token
   // that sees nothing gets zeros.

@@ -107,8 +107,21 @@ std::string RopeConfig::Describe() const {
     case Scaling::kLongRope:
       return fmt::format("half theta={} longrope {} factors original={} amplitude={}", theta,
                          uses_long_factors ? "long" : "short", original_max_position, amplitude);
+    case Scaling::kYarn:
+      return fmt::format(
+          "half theta={} yarn factor={} original={} fast={} slow={} whole={} amplitude={}", theta,
+          factor, original_max_position, beta_fast, beta_slow, has_whole_ramp, amplitude);
+    case Scaling::kStill:
+      return "no positions";
+    case Scaling::kDynamic:
+      return fmt::format("half theta={} dynamic factor={} original={} context={}", theta, factor,
+                         original_max_position, chosen_context);
   }
   return "";
+}
+
+float ModelConfig::scale_of_scores() const {
+  return score_scale > 0 ? score_scale : 1 / std::sqrt(static_cast<float>(head_dim));
 }
 
 int ModelConfig::rope_dim() const {

@@ -66,7 +66,8 @@ TEST_F(GgufConfigTest, MetadataBecomeTheConfiguration) {
   EXPECT_EQ(c->vocab_size, 80);
   EXPECT_EQ(c->attention.of(0).rope.theta, 100000);
   EXPECT_FLOAT_EQ(c->norms.eps, 1e-5f);
-  EXPECT_EQ(c->layout, WeightLayout::kGgufPairs);
+  EXPECT_EQ(c->layout, WeightLayout::kGguf);
+  EXPECT_TRUE(c->has_neighbour_pairs);
   EXPECT_FALSE(c->tie_word_embeddings);
   EXPECT_FALSE(c->biases.qkv);
   EXPECT_EQ(c->bos_id, 1);

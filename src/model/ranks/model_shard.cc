@@ -61,6 +61,13 @@ StatusOr<ModelShard> ShardOf(const ModelConfig& model, const RankGrid& grid, int
   shard.stage = rank / n_tensor;
   shard.layers = DivideLayers(model.n_layers, grid.n_stages)[shard.stage];
   if (n_tensor == 1) return shard;
+  if (model.norms.of_qk.has_value() && model.norms.of_qk->over == QkNormConfig::Over::kAllHeads) {
+    return Error(
+        StatusCode::kInvalidArgument,
+        "{} normalises queries and keys over all heads of a layer, which ranks cannot share; "
+        "use --pp in place of --tp",
+        model.model_type);
+  }
   const std::vector<Range> heads_of = DivideHeads(model.n_kv_heads, n_tensor);
   shard.kv_heads = heads_of[shard.tensor_rank];
   // Weights of the attention of a KV head, in columns of the feed-forward part.
@@ -85,6 +92,11 @@ ModelConfig ConfigOf(const ModelConfig& model, const ModelShard& shard) {
   std::vector<int>& kinds = config.attention.kind_of_layer;
   if (!kinds.empty()) {
     kinds = std::vector<int>(kinds.begin() + shard.layers.begin, kinds.begin() + shard.layers.end);
+  }
+  if (config.experts.has_value()) {
+    std::vector<bool>& of_layer = config.experts->of_layer;
+    of_layer = std::vector<bool>(of_layer.begin() + shard.layers.begin,
+                                 of_layer.begin() + shard.layers.end);
   }
   return config;
 }
@@ -120,6 +132,31 @@ Projection ShardNames::mlp_out(int layer_idx) const {
   Projection down = names_.mlp_out(LayerOf(layer_idx));
   if (!shard_.has_whole_layers()) down.inputs = shard_.ffn_columns;
   return down;
+}
+
+std::vector<VectorPart> ShardNames::NormOf(std::vector<VectorPart> parts, Range heads) const {
+  if (whole_.norms.of_qk->over == QkNormConfig::Over::kHead) return parts;
+  const Range wanted = RowsOf(0, heads);
+  int64_t first = 0;  // of the run, among the numbers of all parts
+  for (VectorPart& part : parts) {
+    std::vector<Projection::Run> taken;
+    for (const Projection::Run& run : part.runs) {
+      const int64_t begin = std::max(wanted.begin, first);
+      const int64_t end = std::min(wanted.end, first + run.n);
+      if (begin < end) taken.push_back({run.begin + begin - first, end - begin});
+      first += run.n;
+    }
+    part.runs = std::move(taken);
+  }
+  return parts;
+}
+
+std::vector<VectorPart> ShardNames::q_norm(int layer_idx) const {
+  return NormOf(names_.q_norm(LayerOf(layer_idx)), QueryHeads());
+}
+
+std::vector<VectorPart> ShardNames::k_norm(int layer_idx) const {
+  return NormOf(names_.k_norm(LayerOf(layer_idx)), shard_.kv_heads);
 }
 
 }  // namespace kvlathe

@@ -64,6 +64,8 @@ class ShardNames {
   Projection o(int layer_idx) const;
   std::vector<Projection> mlp_in(int layer_idx) const;
   Projection mlp_out(int layer_idx) const;
+  std::vector<VectorPart> q_norm(int layer_idx) const;
+  std::vector<VectorPart> k_norm(int layer_idx) const;
   // The layer of the whole model.
   int LayerOf(int layer_idx) const { return static_cast<int>(shard_.layers.begin) + layer_idx; }
 
@@ -75,6 +77,9 @@ class ShardNames {
   Range QueryHeads() const {
     return {shard_.kv_heads.begin * whole_.gqa_group(), shard_.kv_heads.end * whole_.gqa_group()};
   }
+
+  // Of the weights of all heads those of `heads`; all where heads share them.
+  std::vector<VectorPart> NormOf(std::vector<VectorPart> parts, Range heads) const;
 
   const WeightNames& names_;
   const ModelConfig& whole_;

@@ -42,8 +42,9 @@ Status AttendStep::Run(ForwardState* state) {
     }
     token_idx += step.n_new();
   }
-  const float sm_scale = 1.0f / std::sqrt(static_cast<float>(layer_.rows.head_dim));
-  state->backend->Attend(jobs_, sm_scale, state->schedule);
+  const ModelConfig& c = *layer_.config;
+  const ScoreRule rule = {.scale = c.scale_of_scores(), .cap = c.score_cap};
+  state->backend->Attend(jobs_, rule, state->schedule);
   return OkStatus();
 }
 
@@ -73,6 +74,10 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   if (layout.MergesEntries()) AddMergedRows(place, g, a, &job);
   job.window = layer_.window;
   AddSinks(place, g, &job);
+  if (layer_.config->has_sink_logits && layer_.weights != nullptr) {
+    const int64_t first = int64_t{g} * rows.gqa_group() * int64_t{sizeof(float)};
+    job.sink_logits = layer_.weights->sink_logits.place() + first;
+  }
   job.out_stride = rows.OutputStride();
   job.out_head_stride = rows.OutputWidth(g);
   job.out_type = a->types.activations;

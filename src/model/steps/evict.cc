@@ -43,11 +43,9 @@ std::vector<float> EvictStep::Decide(ForwardState* state) const {
   const ModelConfig& c = *layer_.config;
   std::vector<float> logits =
       c.decides_in_queries() ? state->activations->decisions : ProjectStream(state);
-  // The weights of the norm of queries have the factor of the queries.
-  const float scale = c.decides_in_queries() ? c.dms->scale / c.query_scale : c.dms->scale;
   const std::optional<double>& offset = layer_.layout->retention->sweep->offset;
   const float less = offset.has_value() ? static_cast<float>(*offset) : c.dms->offset;
-  for (float& logit : logits) logit = logit * scale - less;
+  for (float& logit : logits) logit = logit * c.dms->scale - less;
   return logits;
 }
 

@@ -4,14 +4,19 @@
 
 namespace kvlathe {
 
+NormFunction FunctionOf(NormKind kind) {
+  return kind == NormKind::kRms ? NormFunction::kRms : NormFunction::kLayer;
+}
+
 NormPlan NormOf(const ModelConfig& config, const NormWeights& norm, const ObjectPlace& x,
                 int64_t n_rows, int64_t n_dims) {
-  return {.x = x,
+  return {.function = FunctionOf(config.norms.kind),
+          .x = x,
           .n_rows = n_rows,
           .n_dims = n_dims,
           .stride = n_dims,
           .weight = norm.weight.place(),
-          .bias = config.norms.kind == NormKind::kRms ? ObjectPlace() : norm.bias.place(),
+          .bias = norm.bias.place(),
           .eps = config.norms.eps};
 }
 
@@ -20,6 +25,7 @@ Status NormaliseStep::Run(ForwardState* state) {
   Activations& a = *state->activations;
   const ModelConfig& c = *layer_.config;
   NormPlan plan = NormOf(c, norm_, a.hidden.place(), a.n_tokens, c.hidden_dim);
+  if (is_bare_) plan.function = NormFunction::kNone;
   plan.out_type = a.types.activations;
   plan.out = a.normed.place();
   state->backend->Normalise({&plan, 1});
@@ -32,13 +38,18 @@ Status NormaliseHeadsStep::Run(ForwardState* state) {
   const LayerRows& rows = layer_.rows;
   const ObjectPlace q = a.qk.place();
   const ObjectPlace k = q + int64_t{rows.n_heads} * rows.head_dim * int64_t{sizeof(float)};
+  const QkNormConfig& norms = *layer_.config->norms.of_qk;
+  const bool is_over_all = norms.over == QkNormConfig::Over::kAllHeads;
   const auto plan_of = [&](const NormWeights& norm, const ObjectPlace& x, int n_heads) -> NormPlan {
-    return {.x = x,
+    const int64_t d = rows.head_dim;
+    return {.function = FunctionOf(norms.kind),
+            .x = x,
             .n_rows = a.n_tokens,
-            .n_groups = n_heads,
-            .n_dims = rows.head_dim,
+            .n_groups = is_over_all ? 1 : n_heads,
+            .n_dims = is_over_all ? n_heads * d : d,
             .stride = rows.QkStride(),
-            .weight = norm.weight.place(),
+            .weight = norms.weighs_turned_queries ? ObjectPlace() : norm.weight.place(),
+            .has_group_weights = norms.over == QkNormConfig::Over::kHeadOwn,
             .eps = layer_.config->norms.eps,
             .out_type = DType::kF32,
             .out = x};

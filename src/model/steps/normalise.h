@@ -10,16 +10,20 @@ namespace kvlathe {
 NormPlan NormOf(const ModelConfig& config, const NormWeights& norm, const ObjectPlace& x,
                 int64_t n_rows, int64_t n_dims);
 
+NormFunction FunctionOf(NormKind kind);
+
 // Normalises the residual stream into Activations::normed.
 class NormaliseStep : public LayerStep {
  public:
-  // `norm` outlives the step.
-  NormaliseStep(const Layer* layer, const NormWeights* norm) : LayerStep(layer), norm_(*norm) {}
+  // `norm` outlives the step. With `is_bare` there is none: the stream is only converted.
+  NormaliseStep(const Layer* layer, const NormWeights* norm, bool is_bare)
+      : LayerStep(layer), norm_(*norm), is_bare_(is_bare) {}
   std::string_view name() const override { return "normalise"; }
   Status Run(ForwardState* state) override;
 
  private:
   const NormWeights& norm_;
+  bool is_bare_;
 };
 
 // Normalises every head's rows of queries and keys in place, before anything else sees them (Qwen3,

@@ -27,6 +27,7 @@ class PlanRecorder : public Backend {
     norms.insert(norms.end(), plans.begin(), plans.end());
   }
   void Gate(const GatePlan& plan) override { gates.push_back(plan); }
+  void Cap(const CapPlan& plan) override { caps.push_back(plan); }
   void RotateAndMap(const RotatePlan& plan) override {
     rotation = plan;
     turns.assign(plan.heads.begin(), plan.heads.end());
@@ -34,7 +35,7 @@ class PlanRecorder : public Backend {
   void SumOverRanks(const SumPlan& plan) override { sums.push_back(plan); }
   StatusOr<StepReport> Finish() override { return std::exchange(report, {}); }
   void Append(const AppendPlan& plan) override { append = plan; }
-  void Attend(std::span<const HeadJob> new_jobs, float, Schedule) override {
+  void Attend(std::span<const HeadJob> new_jobs, const ScoreRule&, Schedule) override {
     jobs.assign(new_jobs.begin(), new_jobs.end());
   }
   void GatherGrams(std::span<const GramPlan> plans, int64_t, DType) override {
@@ -71,6 +72,7 @@ class PlanRecorder : public Backend {
   std::vector<HeadProductsPlan::Head> head_products;
   std::vector<NormPlan> norms;
   std::vector<GatePlan> gates;
+  std::vector<CapPlan> caps;
   std::vector<SumPlan> sums;
   RotatePlan rotation;
   std::vector<HeadTurn> turns;

@@ -15,9 +15,15 @@ GateKind GateOf(MlpKind mlp) {
     case MlpKind::kGelu:
       return GateKind::kGelu;
     case MlpKind::kGeluTanh:
+      return GateKind::kGeluTanh;
+    case MlpKind::kRelu2:
+      return GateKind::kRelu2;
+    case MlpKind::kXielu:
+      return GateKind::kXielu;
+    case MlpKind::kClampedSwiglu:
       break;
   }
-  return GateKind::kGeluTanh;
+  return GateKind::kClampedSwiglu;
 }
 
 }  // namespace
@@ -97,7 +103,7 @@ void AddToStream(const Layer& layer, const StreamProduct& p, ForwardState* state
   if (!is_normalised) return;
   const ScopedTimer timer(&state->profile->other);
   NormPlan plan = NormOf(*layer.config, p.norm, to, a.n_tokens, layer.config->hidden_dim);
-  plan.bias = {};  // these norms take no mean off, whatever the others do
+  plan.function = NormFunction::kRms;  // these norms take no mean off, whatever the others do
   plan.out = to;
   plan.added_to = a.hidden.place();
   state->backend->Normalise({&plan, 1});
@@ -131,7 +137,8 @@ Status FeedForwardStep::Run(ForwardState* state) {
                           .n_rows = a.n_tokens,
                           .ffn_dim = layer_.config->ffn_dim,
                           .out_type = a.types.activations,
-                          .out = a.gated.place()});
+                          .out = a.gated.place(),
+                          .xielu = w.xielu});
   }
   AddToStream(layer_,
               {.w = w.down,

@@ -76,6 +76,9 @@ Status RotateStep::Run(ForwardState* state) {
   plan.heads = heads_;
   if (a.are_turned) plan.rope_dim = 0;
   if (!turns_queries_) plan.gqa_group = 0;
+  if (layer_.weights != nullptr && !layer_.weights->turned_query_weights.empty()) {
+    plan.query_weights = layer_.weights->turned_query_weights.place();
+  }
   if (TurnWhenRead(layer_.layout->keys)) plan.first_unturned = layer_.layout->n_sink;
   plan.key_cos = layer_.rotations->key_cos(layer_.idx);
   plan.key_sin = layer_.rotations->key_sin(layer_.idx);

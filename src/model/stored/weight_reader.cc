@@ -91,6 +91,17 @@ StatusOr<std::vector<float>> WeightReader::Vector(const std::string& name, int64
   return values;
 }
 
+StatusOr<std::vector<float>> WeightReader::Vector(const std::vector<VectorPart>& parts) {
+  std::vector<float> wanted;
+  for (const VectorPart& part : parts) {
+    KVL_ASSIGN_OR_RETURN(const std::vector<float> all, Vector(part.name, part.n_stored));
+    for (const Projection::Run& run : part.runs) {
+      wanted.insert(wanted.end(), all.begin() + run.begin, all.begin() + run.begin + run.n);
+    }
+  }
+  return wanted;
+}
+
 StatusOr<std::vector<float>> WeightReader::Bias(const Projection& projection) {
   KVL_ASSIGN_OR_RETURN(const std::vector<float> stored,
                        Vector(projection.tensor + ".bias", projection.n_stored));

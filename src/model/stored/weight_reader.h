@@ -25,6 +25,8 @@ class WeightReader {
 
   // A vector of n floats.
   StatusOr<std::vector<float>> Vector(const std::string& name, int64_t n);
+  // The numbers wanted of some vectors, one part behind the other.
+  StatusOr<std::vector<float>> Vector(const std::vector<VectorPart>& parts);
   // The bias of a projection's channels.
   StatusOr<std::vector<float>> Bias(const Projection& projection);
   // Its matrix, [n_out, n_columns] row-major.

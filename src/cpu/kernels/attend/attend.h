@@ -82,7 +82,8 @@ struct AttendParams {
   int kv_end = 0;          // exclusive; rows past it in the last block are never used
   int first_visible = 0;   // end of the entries that token 0 sees; may be negative (nothing seen)
   int window = kNoWindow;  // at least 1
-  float sm_scale = 1;      // 1 / sqrt(original head_dim), > 0
+  float sm_scale = 1;      // > 0; most models have 1 / sqrt(original head_dim)
+  float score_cap = 0;     // scores become cap tanh(score / cap) of what sm_scale makes; 0: stay
   // Whether the bits of a row must not depend on the rows beside it. With AVX-512 that costs time
   // on sealed blocks with exact entries: few rows would otherwise add these to their sums instead
   // of decoding the blocks.
@@ -121,6 +122,7 @@ struct AttendRowsParams {
   int first_visible = 0;
   int window = kNoWindow;
   float sm_scale = 1;
+  float score_cap = 0;
   float* o = nullptr;
   int64_t o_stride = 0;
   float* row_max = nullptr;

@@ -23,6 +23,7 @@ struct EntryScoreParams {
   int first_visible = 0;
   int n_entries = 0;
   float sm_scale = 1;
+  float score_cap = 0;  // as AttendParams::score_cap
   // The maximum and the sum of each row's softmax over all that it sees, sinks included. They are
   // not used with noise, whose probabilities are over these entries alone.
   const float* row_max = nullptr;

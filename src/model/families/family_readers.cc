@@ -1,0 +1,102 @@
+#include "model/families/family_readers.h"
+
+namespace kvlathe {
+
+Status ReadSizes(const ConfigFields& fields, const SizeNames& names, ModelConfig* c) {
+  KVL_ASSIGN_OR_RETURN(c->n_layers, fields.Integer(names.layers, 1, 1024));
+  KVL_ASSIGN_OR_RETURN(c->hidden_dim, fields.Integer(names.hidden, 16, kMaxDim));
+  KVL_ASSIGN_OR_RETURN(c->n_heads, fields.Integer(names.heads, 1, kMaxHeads));
+  KVL_ASSIGN_OR_RETURN(c->vocab_size, fields.Integer("vocab_size", 1, 1 << 24));
+  return OkStatus();
+}
+
+Status CheckHeads(const ConfigFields& fields, const ModelConfig& c) {
+  if (c.n_heads % c.n_kv_heads != 0) {
+    return Error(StatusCode::kDataLoss, "{}: {} attention heads cannot share {} key/value heads",
+                 fields.where(), c.n_heads, c.n_kv_heads);
+  }
+  if (c.head_dim % 16 != 0 || c.head_dim > 256 || c.head_dim == 0) {
+    return Error(StatusCode::kUnimplemented,
+                 "{}: head_dim {} is not supported; supported: multiples of 16 up to 256",
+                 fields.where(), c.head_dim);
+  }
+  return OkStatus();
+}
+
+Status ShareHiddenOut(const ConfigFields& fields, ModelConfig* c) {
+  if (c->hidden_dim % c->n_heads != 0) {
+    return Error(StatusCode::kDataLoss, "{}: {} heads cannot share {} hidden dimensions",
+                 fields.where(), c->n_heads, c->hidden_dim);
+  }
+  c->head_dim = c->hidden_dim / c->n_heads;
+  return OkStatus();
+}
+
+Status RefuseActivation(const ConfigFields& fields, const char* key, const std::string& name,
+                        const char* supported) {
+  return Error(StatusCode::kUnimplemented, "{}: {} '{}' is not supported; supported: {}",
+               fields.where(), key, name, supported);
+}
+
+Status RequireSwitch(const ConfigFields& fields, const char* key, bool required) {
+  KVL_ASSIGN_OR_RETURN(const bool value, fields.BoolOr(key, required));
+  if (value == required) return OkStatus();
+  return Error(StatusCode::kUnimplemented, "{}: '{}': {} is not supported", fields.where(), key,
+               value);
+}
+
+Status ReadWindow(const ConfigFields& fields, ModelConfig* c) {
+  int& window = c->attention.kinds[0].window;
+  KVL_ASSIGN_OR_RETURN(window, fields.IntegerOr("sliding_window", 0, 1, kMaxPositions));
+  if (window >= c->max_seq_len) window = 0;  // nothing ever leaves it
+  return OkStatus();
+}
+
+Status ReadShapes(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadSizes(fields, {}, c));
+  KVL_ASSIGN_OR_RETURN(c->n_kv_heads,
+                       fields.IntegerOr("num_key_value_heads", c->n_heads, 1, kMaxHeads));
+  KVL_ASSIGN_OR_RETURN(c->head_dim,
+                       fields.IntegerOr("head_dim", c->hidden_dim / c->n_heads, 1, kMaxDim));
+  KVL_RETURN_IF_ERROR(CheckHeads(fields, *c));
+  KVL_ASSIGN_OR_RETURN(c->ffn_dim, fields.Integer("intermediate_size", 1, kMaxDim));
+  KVL_ASSIGN_OR_RETURN(c->max_seq_len, fields.Integer("max_position_embeddings", 1, kMaxPositions));
+  KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr("rms_norm_eps", 1e-6, 0, 1));
+  c->norms.eps = static_cast<float>(eps);
+  KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", false));
+  return OkStatus();
+}
+
+Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadShapes(fields, c));
+  KVL_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("hidden_act", "silu"));
+  if (activation != "silu") return RefuseActivation(fields, "hidden_act", activation, "silu");
+  return OkStatus();
+}
+
+Status ReadLayerTypes(const ConfigFields& fields, ModelConfig* c) {
+  if (!fields.Has("layer_types")) {
+    KVL_ASSIGN_OR_RETURN(const int period, fields.IntegerOr("sliding_window_pattern", 6, 1, 1024));
+    for (int l = 0; l < c->n_layers; ++l) {
+      c->attention.kind_of_layer.push_back((l + 1) % period == 0 ? 0 : 1);
+    }
+    return OkStatus();
+  }
+  const nlohmann::json& types = fields.at("layer_types");
+  if (!types.is_array() || std::ssize(types) != c->n_layers) {
+    return Error(StatusCode::kDataLoss, "{}: 'layer_types' is not a list of {} names",
+                 fields.where(), c->n_layers);
+  }
+  for (const nlohmann::json& type : types) {
+    if (type != "sliding_attention" && type != "full_attention") {
+      return Error(StatusCode::kUnimplemented,
+                   "{}: layer type {} is not supported; supported: sliding_attention, "
+                   "full_attention",
+                   fields.where(), type.dump());
+    }
+    c->attention.kind_of_layer.push_back(type == "full_attention" ? 0 : 1);
+  }
+  return OkStatus();
+}
+
+}  // namespace kvlathe

@@ -1,0 +1,54 @@
+// What the readers of families share. Each reads its part of config.json into a ModelConfig, with
+// errors as ParseModelConfig.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "model/config.h"
+#include "model/families/config_families.h"
+#include "model/families/config_fields.h"
+
+namespace kvlathe {
+
+inline constexpr int kMaxDim = 1 << 20;
+inline constexpr int kMaxHeads = 1024;
+inline constexpr int kMaxPositions = 1 << 26;
+
+// Names of the sizes: families disagree.
+struct SizeNames {
+  const char* layers = "num_hidden_layers";
+  const char* hidden = "hidden_size";
+  const char* heads = "num_attention_heads";
+};
+
+Status ReadSizes(const ConfigFields& fields, const SizeNames& names, ModelConfig* c);
+// Whether heads share KV heads out and have widths that this build runs.
+Status CheckHeads(const ConfigFields& fields, const ModelConfig& c);
+// head_dim of a family whose heads share hidden_dim out.
+Status ShareHiddenOut(const ConfigFields& fields, ModelConfig* c);
+Status RefuseActivation(const ConfigFields& fields, const char* key, const std::string& name,
+                        const char* supported);
+// A switch that this build runs in one position only.
+Status RequireSwitch(const ConfigFields& fields, const char* key, bool required);
+// sliding_window of a model whose layers all have it.
+Status ReadWindow(const ConfigFields& fields, ModelConfig* c);
+// What Llama and the families after it share, but for the activation.
+Status ReadShapes(const ConfigFields& fields, ModelConfig* c);
+// The same with its activation, silu.
+Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c);
+// layer_types, or where there are none every so many layers: which layers are of kind 0
+// (full_attention) and which of kind 1 (sliding_attention).
+Status ReadLayerTypes(const ConfigFields& fields, ModelConfig* c);
+
+// Families, by model_type.
+Status ReadLlama(const ConfigFields& fields, ModelConfig* c);
+Status ReadMistral(const ConfigFields& fields, ModelConfig* c);
+Status ReadQwen2(const ConfigFields& fields, ModelConfig* c);
+Status ReadQwen3(const ConfigFields& fields, ModelConfig* c);
+Status ReadPhi3(const ConfigFields& fields, ModelConfig* c);
+Status ReadGemma3(const ConfigFields& fields, ModelConfig* c);
+Status ReadGpt2(const ConfigFields& fields, ModelConfig* c);
+Status ReadFalcon(const ConfigFields& fields, ModelConfig* c);
+
+}  // namespace kvlathe

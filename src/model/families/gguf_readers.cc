@@ -1,0 +1,119 @@
+#include "model/families/gguf_readers.h"
+
+namespace kvlathe::gguf {
+namespace {
+
+using nlohmann::json;
+
+// A small F32 tensor of factors of the rotations; empty if it is not there.
+StatusOr<std::vector<double>> Factors(const GgufFile& file, std::string_view name) {
+  const GgufTensor* tensor = file.FindTensor(name);
+  if (tensor == nullptr) return std::vector<double>();
+  if (tensor->type != GgmlType::kF32 || tensor->n_elements() > (1 << 16)) {
+    return Error(StatusCode::kDataLoss, "{}: tensor '{}' is not a short list of F32", file.path(),
+                 name);
+  }
+  std::vector<float> factors(tensor->n_elements());
+  ConvertToFloat(DType::kF32, tensor->data, std::ssize(factors), factors.data());
+  return std::vector<double>(factors.begin(), factors.end());
+}
+
+// Factors of each pair of channels take the form of LongRope, whatever formula they come from.
+json FactorScaling(const std::vector<double>& short_factors,
+                   const std::vector<double>& long_factors, double original_context) {
+  return {{"type", "longrope"},
+          {"short_factor", short_factors},
+          {"long_factor", long_factors},
+          {"original_max_position_embeddings", original_context}};
+}
+
+}  // namespace
+
+Status ReadRopeScaling(const Context& c) {
+  const int64_t context = c.config->at("max_position_embeddings").get<int64_t>();
+  KVL_ASSIGN_OR_RETURN(
+      const int64_t original,
+      c.file.IntegerOr(c.keys.Name("rope.scaling.original_context_length"), context, 1, kMaxSize));
+  KVL_ASSIGN_OR_RETURN(const auto of_freqs, Factors(c.file, "rope_freqs.weight"));
+  if (!of_freqs.empty()) {  // Llama 3.1's
+    (*c.config)["rope_scaling"] = FactorScaling(of_freqs, of_freqs, static_cast<double>(context));
+    (*c.config)["rope_scaling"]["attention_factor"] = 1;
+    return OkStatus();
+  }
+  KVL_ASSIGN_OR_RETURN(const auto of_short, Factors(c.file, "rope_factors_short.weight"));
+  KVL_ASSIGN_OR_RETURN(const auto of_long, Factors(c.file, "rope_factors_long.weight"));
+  if (!of_short.empty() || !of_long.empty()) {
+    (*c.config)["rope_scaling"] = FactorScaling(of_short, of_long, static_cast<double>(original));
+    const std::string attention = c.keys.Name("rope.scaling.attn_factor");
+    if (c.file.FindValue(attention) != nullptr) {
+      KVL_ASSIGN_OR_RETURN((*c.config)["rope_scaling"]["attention_factor"],
+                           c.file.NumberOr(attention, 1, 1e-3, 1e3));
+    }
+    return OkStatus();
+  }
+  KVL_ASSIGN_OR_RETURN(const std::string type,
+                       c.file.TextOr(c.keys.Name("rope.scaling.type"), "none"));
+  // Files of before 2023-11 have the factor alone, which was linear then.
+  KVL_ASSIGN_OR_RETURN(const double old_factor,
+                       c.file.NumberOr(c.keys.Name("rope.scale_linear"), 1, 0, 1e6));
+  KVL_ASSIGN_OR_RETURN(const double factor,
+                       c.file.NumberOr(c.keys.Name("rope.scaling.factor"), old_factor, 0, 1e6));
+  const bool is_old = c.file.FindValue(c.keys.Name("rope.scaling.type")) == nullptr;
+  if ((type == "none" && !is_old) || factor == 1 || factor == 0) return OkStatus();
+  (*c.config)["rope_scaling"] = {{"type", is_old ? "linear" : type}, {"factor", factor}};
+  return OkStatus();
+}
+
+Status ReadSizes(const Context& c) {
+  KVL_RETURN_IF_ERROR(c.keys.Copy("block_count", "num_hidden_layers", c.config));
+  KVL_RETURN_IF_ERROR(c.keys.Copy("embedding_length", "hidden_size", c.config));
+  KVL_RETURN_IF_ERROR(c.keys.Copy("attention.head_count", "num_attention_heads", c.config));
+  KVL_RETURN_IF_ERROR(c.keys.Copy("context_length", "max_position_embeddings", c.config));
+  // The vocabulary is as long as the embedding, which padding may make longer than the tokenizer's.
+  const GgufTensor* embedding = c.file.FindTensor("token_embd.weight");
+  if (embedding == nullptr || embedding->shape.empty()) {
+    return Error(StatusCode::kDataLoss,
+                 "{}: tensor 'token_embd.weight' is missing, or of a type that is not supported",
+                 c.file.path());
+  }
+  (*c.config)["vocab_size"] = embedding->shape.front();
+  (*c.config)["tie_word_embeddings"] = !c.HasTensor("output.weight");
+  return OkStatus();
+}
+
+Status ReadLlamaLike(const Context& c) {
+  KVL_RETURN_IF_ERROR(
+      c.keys.CopyIfThere("attention.head_count_kv", "num_key_value_heads", c.config));
+  KVL_RETURN_IF_ERROR(c.keys.CopyIfThere("attention.key_length", "head_dim", c.config));
+  KVL_RETURN_IF_ERROR(c.keys.Copy("feed_forward_length", "intermediate_size", c.config));
+  KVL_RETURN_IF_ERROR(
+      c.keys.CopyNumberIfThere("attention.layer_norm_rms_epsilon", "rms_norm_eps", c.config));
+  KVL_RETURN_IF_ERROR(c.keys.CopyNumberIfThere("rope.freq_base", "rope_theta", c.config));
+  return ReadRopeScaling(c);
+}
+
+int64_t HeadDim(const json& config) {
+  const int64_t n_heads = config.at("num_attention_heads").get<int64_t>();
+  const int64_t shared = n_heads > 0 ? config.at("hidden_size").get<int64_t>() / n_heads : 0;
+  return config.value("head_dim", shared);
+}
+
+Status ReadRotaryFraction(const Context& c) {
+  const int64_t head_dim = HeadDim(*c.config);
+  KVL_ASSIGN_OR_RETURN(
+      const int64_t n_rotating,
+      c.file.IntegerOr(c.keys.Name("rope.dimension_count"), head_dim, 0, kMaxSize));
+  if (n_rotating == head_dim || head_dim == 0) return OkStatus();
+  (*c.config)["partial_rotary_factor"] =
+      static_cast<double>(n_rotating) / static_cast<double>(head_dim);
+  return OkStatus();
+}
+
+Status ReadWindow(const Context& c) {
+  KVL_ASSIGN_OR_RETURN(const int64_t window,
+                       c.file.IntegerOr(c.keys.Name("attention.sliding_window"), 0, 0, kMaxSize));
+  if (window > 0) (*c.config)["sliding_window"] = window;
+  return OkStatus();
+}
+
+}  // namespace kvlathe::gguf

@@ -1,0 +1,125 @@
+#include "model/weight_tables.h"
+
+namespace kvlathe {
+namespace {
+
+bool HasTwoParallelNorms(const ModelConfig& config) {
+  return config.parallel_block && !config.shared_norm;
+}
+
+WeightTable LlamaTable(const ModelConfig& config) {
+  WeightTable t = {.outside = "model.",
+                   .layers = "model.layers.",
+                   .embedding = "embed_tokens",
+                   .final_norm = "norm",
+                   .attn_norm = "input_layernorm",
+                   .ffn_norm = "post_attention_layernorm",
+                   .q_norm = "self_attn.q_norm",
+                   .k_norm = "self_attn.k_norm",
+                   .sinks = "self_attn.sinks",
+                   .q = "self_attn.q_proj",
+                   .k = "self_attn.k_proj",
+                   .v = "self_attn.v_proj",
+                   .o = "self_attn.o_proj",
+                   .gate = config.has_gate() ? "mlp.gate_proj" : "",
+                   .up = "mlp.up_proj",
+                   .down = "mlp.down_proj"};
+  if (config.norms.of_outputs) {
+    t.attn_out_norm = "post_attention_layernorm";
+    t.ffn_norm = "pre_feedforward_layernorm";
+    t.ffn_out_norm = "post_feedforward_layernorm";
+  }
+  return t;
+}
+
+WeightTable Phi3Table(const ModelConfig& config) {
+  WeightTable t = LlamaTable(config);
+  t.qkv = "self_attn.qkv_proj";
+  t.gate = "";
+  t.up = "mlp.gate_up_proj";
+  return t;
+}
+
+WeightTable GemmaTable(const ModelConfig& config) {
+  WeightTable t = LlamaTable(config);
+  t.norm_offset = 1;
+  return t;
+}
+
+WeightTable FalconTable(const ModelConfig& config) {
+  const bool has_two_norms = HasTwoParallelNorms(config);
+  return {.outside = "transformer.",
+          .layers = "transformer.h.",
+          .embedding = "word_embeddings",
+          .final_norm = "ln_f",
+          .attn_norm = has_two_norms ? "ln_attn" : "input_layernorm",
+          .ffn_norm = has_two_norms ? "ln_mlp" : "post_attention_layernorm",
+          .qkv = "self_attention.query_key_value",
+          .o = "self_attention.dense",
+          .up = "mlp.dense_h_to_4h",
+          .down = "mlp.dense_4h_to_h",
+          .fused = WeightTable::Fused::kByKvHead};
+}
+
+WeightTable Gpt2Table(const TensorSource& source) {
+  const bool has_prefix = !source.Has("wte.weight");
+  return {.outside = has_prefix ? "transformer." : "",
+          .layers = has_prefix ? "transformer.h." : "h.",
+          .embedding = "wte",
+          .positions = "wpe",
+          .final_norm = "ln_f",
+          .attn_norm = "ln_1",
+          .ffn_norm = "ln_2",
+          .qkv = "attn.c_attn",
+          .o = "attn.c_proj",
+          .up = "mlp.c_fc",
+          .down = "mlp.c_proj",
+          .is_transposed = true};
+}
+
+WeightTable GgufTable(const ModelConfig& config, const TensorSource& source) {
+  const bool has_two_norms = HasTwoParallelNorms(config);
+  // Of Falcon's two norms the file calls that of the MLP attn_norm.
+  return {.layers = "blk.",
+          .embedding = "token_embd",
+          .head = "output",
+          .positions = "position_embd",
+          .final_norm = "output_norm",
+          .attn_norm = has_two_norms ? "attn_norm_2" : "attn_norm",
+          .ffn_norm = has_two_norms ? "attn_norm" : "ffn_norm",
+          .q_norm = "attn_q_norm",
+          .k_norm = "attn_k_norm",
+          .attn_out_norm = "post_attention_norm",
+          .ffn_out_norm = "post_ffw_norm",
+          .sinks = "attn_sinks.weight",
+          .qkv = source.Has("blk.0.attn_qkv.weight") ? "attn_qkv" : "",
+          .q = "attn_q",
+          .k = "attn_k",
+          .v = "attn_v",
+          .o = "attn_output",
+          .gate = source.Has("blk.0.ffn_gate.weight") ? "ffn_gate" : "",
+          .up = "ffn_up",
+          .down = "ffn_down"};
+}
+
+}  // namespace
+
+WeightTable TableOf(const ModelConfig& config, const TensorSource& source) {
+  switch (config.layout) {
+    case WeightLayout::kLlama:
+      return LlamaTable(config);
+    case WeightLayout::kPhi3:
+      return Phi3Table(config);
+    case WeightLayout::kGemma:
+      return GemmaTable(config);
+    case WeightLayout::kFalcon:
+      return FalconTable(config);
+    case WeightLayout::kGpt2:
+      return Gpt2Table(source);
+    case WeightLayout::kGguf:
+      break;
+  }
+  return GgufTable(config, source);
+}
+
+}  // namespace kvlathe
