@@ -140,6 +140,19 @@ INSTANTIATE_TEST_SUITE_P(Families, TransformersTest,
                                            "falcon_sequential", "qwen3", "gemma3"),
                          [](const auto& test) { return test.param; });
 
+INSTANTIATE_TEST_SUITE_P(DenseFamilies, TransformersTest,
+                         ::testing::Values("gemma", "smollm3", "olmo2", "olmo3", "granite", "glm4",
+                                           "cohere", "cohere_qk_norm", "cohere2", "mistral3",
+                                           "ministral3", "exaone4", "exaone4_global",
+                                           "qwen2_window", "qwen3_window"),
+                         [](const auto& test) { return test.param; });
+
+INSTANTIATE_TEST_SUITE_P(ScalingsOfRope, TransformersTest,
+                         ::testing::Values("llama_linear", "llama_dynamic", "llama_yarn",
+                                           "llama_yarn_factor", "llama_yarn_mscale",
+                                           "llama_yarn_untruncated", "llama_longrope"),
+                         [](const auto& test) { return test.param; });
+
 class GgufTest : public ::testing::TestWithParam<std::string> {};
 
 // Permuted, transposed and regrouped rows, factors of RoPE as tensors, and metadata in the place of
@@ -167,6 +180,15 @@ INSTANTIATE_TEST_SUITE_P(Families, GgufTest,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "phi3_longrope",
                                            "gpt2", "falcon_7b", "falcon_40b", "falcon_11b", "qwen3",
                                            "gemma3"),
+                         [](const auto& test) { return test.param; });
+
+// Not those whose converter leaves out what the logits depend on: windows of Qwen, and scalings of
+// RoPE that are dynamic, of LongRope, or of YaRN with mscale or without whole pairs.
+INSTANTIATE_TEST_SUITE_P(DenseFamilies, GgufTest,
+                         ::testing::Values("gemma", "smollm3", "olmo2", "olmo3", "granite", "glm4",
+                                           "cohere", "cohere_qk_norm", "cohere2", "mistral3",
+                                           "ministral3", "exaone4", "exaone4_global",
+                                           "llama_linear", "llama_yarn"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

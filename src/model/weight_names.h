@@ -39,6 +39,7 @@ struct VectorPart {
   std::string name;
   int64_t n_stored = 0;
   std::vector<Projection::Run> runs;  // in the order wanted
+  int64_t n_rows = 0;                 // stored as [n_rows, n_stored / n_rows]; 0: as [n_stored]
 };
 
 // The rows in `wanted`, rising, of the matrices of `parts` below each other; parts without any

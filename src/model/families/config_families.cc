@@ -17,9 +17,28 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"llama", ReadLlama}, Family{"mistral", ReadMistral},    Family{"qwen2", ReadQwen2},
-    Family{"qwen3", ReadQwen3}, Family{"gemma3_text", ReadGemma3}, Family{"phi3", ReadPhi3},
-    Family{"gpt2", ReadGpt2},   Family{"falcon", ReadFalcon},
+    Family{"llama", ReadLlama},
+    Family{"mistral", ReadMistral},
+    Family{"qwen2", ReadQwen2},
+    Family{"qwen3", ReadQwen3},
+    Family{"gemma3_text", ReadGemma3},
+    Family{"phi3", ReadPhi3},
+    Family{"gpt2", ReadGpt2},
+    Family{"falcon", ReadFalcon},
+
+    Family{"gemma", ReadGemma},
+    Family{"gemma2", ReadGemma2},
+    Family{"smollm3", ReadSmolLm3},
+    Family{"granite", ReadGranite},
+    Family{"olmo2", ReadOlmo2},
+    Family{"olmo3", ReadOlmo3},
+    Family{"exaone4", ReadExaone4},
+    Family{"glm", ReadGlm},
+    Family{"glm4", ReadGlm4},
+    Family{"cohere", ReadCohere},
+    Family{"cohere2", ReadCohere2},
+    Family{"ministral", ReadMinistral},
+    Family{"ministral3", ReadMinistral3},
 };
 
 }  // namespace
