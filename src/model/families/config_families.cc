@@ -39,6 +39,18 @@ constexpr std::array kFamilies = {
     Family{"cohere2", ReadCohere2},
     Family{"ministral", ReadMinistral},
     Family{"ministral3", ReadMinistral3},
+
+    Family{"starcoder2", ReadStarcoder2},
+    Family{"stablelm", ReadStableLm},
+    Family{"gpt_neox", ReadGptNeox},
+    Family{"phi", ReadPhi},
+    Family{"nemotron", ReadNemotron},
+    Family{"seed_oss", ReadSeedOss},
+    Family{"hunyuan_v1_dense", ReadHunyuanDense},
+    Family{"ernie4_5", ReadErnie45},
+    Family{"internlm2", ReadInternLm2},
+    Family{"arcee", ReadArcee},
+    Family{"apertus", ReadApertus},
 };
 
 }  // namespace

@@ -38,6 +38,18 @@ constexpr std::array kArchitectures = {
     Architecture{"cohere2", gguf::ReadCohere2, true},
     Architecture{"exaone4", gguf::ReadExaone4},
     Architecture{"mistral3", gguf::ReadMistral3, true},
+
+    Architecture{"starcoder2", gguf::ReadStarcoder2},
+    Architecture{"stablelm", gguf::ReadStableLm},
+    Architecture{"gptneox", gguf::ReadGptNeox},
+    Architecture{"phi2", gguf::ReadPhi2},
+    Architecture{"nemotron", gguf::ReadNemotron},
+    Architecture{"seed_oss", gguf::ReadSeedOss},
+    Architecture{"hunyuan-dense", gguf::ReadHunyuanDense},
+    Architecture{"ernie4_5", gguf::ReadErnie45, true},
+    Architecture{"internlm2", gguf::ReadInternLm2, true},
+    Architecture{"arcee", gguf::ReadArcee, true},
+    Architecture{"apertus", gguf::ReadApertus},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {
@@ -75,6 +87,7 @@ void ReadBiases(const GgufFile& file, ModelConfig* c) {
   c->biases.qkv = has("blk.0.attn_qkv.bias") || has("blk.0.attn_q.bias");
   c->biases.o = has("blk.0.attn_output.bias");
   c->biases.mlp = has("blk.0.ffn_up.bias");
+  c->biases.head = has("output.bias");
 }
 
 }  // namespace
