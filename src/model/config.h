@@ -107,6 +107,8 @@ enum class WeightLayout {
   kHunyuan,
   kInternLm2,
   kApertus,
+  kExaone,
+  kQwen,  // the first
   kGlm,   // gate and up in one tensor, and names of norms of its own
   kGguf,  // the names of GGUF
 };
@@ -162,6 +164,7 @@ struct QkNormConfig {
 struct NormConfig {
   NormKind kind = NormKind::kRms;  // of what attention and the MLP read, and of the last stream
   float eps = 1e-5f;
+  bool has_weights = true;  // where not (OLMo), they are 1; those of of_qk and of_outputs have some
   // Whether what attention and the MLP read is normalised. Where not (OLMo 2, EXAONE 4), they read
   // the stream as it is.
   bool of_inputs = true;

@@ -51,6 +51,14 @@ constexpr std::array kFamilies = {
     Family{"internlm2", ReadInternLm2},
     Family{"arcee", ReadArcee},
     Family{"apertus", ReadApertus},
+    Family{"jais2", ReadJais2},
+    Family{"olmo", ReadOlmo},
+    Family{"orion", ReadOrion},
+    Family{"exaone", ReadExaone},
+    Family{"internlm3", ReadInternLm3},
+    Family{"xverse", ReadLlama},
+    Family{"qwen", ReadQwen},
+    Family{"minicpm", ReadMiniCpm},
 };
 
 }  // namespace

@@ -50,6 +50,13 @@ constexpr std::array kArchitectures = {
     Architecture{"internlm2", gguf::ReadInternLm2, true},
     Architecture{"arcee", gguf::ReadArcee, true},
     Architecture{"apertus", gguf::ReadApertus},
+    Architecture{"jais2", gguf::ReadJais2},
+    Architecture{"olmo", gguf::ReadOlmo, true},
+    Architecture{"orion", gguf::ReadOrion},
+    Architecture{"exaone", gguf::ReadExaone},
+    Architecture{"xverse", gguf::ReadXverse, true},
+    Architecture{"qwen", gguf::ReadQwen},
+    Architecture{"minicpm", gguf::ReadMiniCpm, true},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {
