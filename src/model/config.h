@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "machine/xielu_numbers.h"
 
 namespace kvlathe {
 
@@ -86,7 +87,7 @@ enum class MlpKind {
   kGelu,           // gelu(up x)
   kGeluTanh,       // the same with GELU's tanh approximation
   kRelu2,          // max(0, up x)^2 (Nemotron, Arcee)
-  kXielu,          // xIELU of (up x), with numbers of each layer's own (Apertus; machine/plans.h)
+  kXielu,          // xIELU of (up x), with numbers of each layer's own (Apertus; XieluNumbers)
   kClampedSwiglu,  // g sigmoid(1.702 g) (u + 1) with g <= 7 and u in [-7, 7] (gpt-oss)
 };
 // How tensors are named and which of them are fused or transposed (model/weight_tables.h).
@@ -95,8 +96,15 @@ enum class WeightLayout {
   kGpt2,
   kPhi3,
   kFalcon,
-  kGemma,  // as kLlama, with more norms, whose weights are stored less one
-  kGguf,   // the names of GGUF
+  kGemma,  // as kLlama, with more norms, whose weights are stored less one (Nemotron's too)
+  kStarcoder2,
+  kStableLm,
+  kGptNeox,
+  kPhi,
+  kHunyuan,
+  kInternLm2,
+  kApertus,
+  kGguf,  // the names of GGUF
 };
 
 // A model retrofitted with Dynamic Memory Compression (arXiv 2403.09636; docs/methods/dmc.md):
@@ -215,6 +223,8 @@ struct ModelConfig {
   AttentionLayers attention;
   double rotary_fraction = 1;  // of head_dim; channels behind it do not rotate
   MlpKind mlp = MlpKind::kSwiglu;
+  // With kXielu, [n_layers]; empty: tensors of the layers have them.
+  std::vector<XieluNumbers> xielu;
   float embedding_scale = 1;  // multiplies the rows of the embedding
   // Multiplies scores; 0: 1 / sqrt(head_dim) does.
   float score_scale = 0;

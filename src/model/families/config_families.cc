@@ -17,9 +17,25 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"llama", ReadLlama}, Family{"mistral", ReadMistral},    Family{"qwen2", ReadQwen2},
-    Family{"qwen3", ReadQwen3}, Family{"gemma3_text", ReadGemma3}, Family{"phi3", ReadPhi3},
-    Family{"gpt2", ReadGpt2},   Family{"falcon", ReadFalcon},
+    Family{"llama", ReadLlama},
+    Family{"mistral", ReadMistral},
+    Family{"qwen2", ReadQwen2},
+    Family{"qwen3", ReadQwen3},
+    Family{"gemma3_text", ReadGemma3},
+    Family{"phi3", ReadPhi3},
+    Family{"gpt2", ReadGpt2},
+    Family{"falcon", ReadFalcon},
+    Family{"starcoder2", ReadStarcoder2},
+    Family{"stablelm", ReadStableLm},
+    Family{"gpt_neox", ReadGptNeox},
+    Family{"phi", ReadPhi},
+    Family{"nemotron", ReadNemotron},
+    Family{"seed_oss", ReadSeedOss},
+    Family{"hunyuan_v1_dense", ReadHunyuanDense},
+    Family{"ernie4_5", ReadErnie45},
+    Family{"internlm2", ReadInternLm2},
+    Family{"arcee", ReadArcee},
+    Family{"apertus", ReadApertus},
 };
 
 }  // namespace

@@ -93,6 +93,10 @@ ModelConfig ConfigOf(const ModelConfig& model, const ModelShard& shard) {
   if (!kinds.empty()) {
     kinds = std::vector<int>(kinds.begin() + shard.layers.begin, kinds.begin() + shard.layers.end);
   }
+  if (!config.xielu.empty()) {
+    config.xielu = std::vector<XieluNumbers>(model.xielu.begin() + shard.layers.begin,
+                                             model.xielu.begin() + shard.layers.end);
+  }
   if (config.experts.has_value()) {
     std::vector<bool>& of_layer = config.experts->of_layer;
     of_layer = std::vector<bool>(of_layer.begin() + shard.layers.begin,
