@@ -24,6 +24,8 @@ constexpr std::array kArchitectures = {
     Architecture{"qwen3", gguf::ReadQwen3},       Architecture{"gemma3", gguf::ReadGemma3},
     Architecture{"phi3", gguf::ReadPhi3},         Architecture{"gpt2", gguf::ReadGpt2},
     Architecture{"falcon", gguf::ReadFalcon},
+    // With experts.
+    Architecture{"qwen3moe", gguf::ReadQwen3Moe},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {

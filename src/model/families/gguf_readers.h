@@ -88,4 +88,7 @@ Status ReadPhi3(const Context& c);
 Status ReadGpt2(const Context& c);
 Status ReadFalcon(const Context& c);
 
+// With experts (families/gguf_experts.cc).
+Status ReadQwen3Moe(const Context& c);
+
 }  // namespace kvlathe::gguf
