@@ -104,6 +104,11 @@ enum class WeightLayout {
   kHunyuan,
   kInternLm2,
   kApertus,
+  kMixtral,     // as kLlama, with a router and experts of other names
+  kGraniteMoe,  // as kLlama, with experts that stand in one tensor
+  kGptOss,      // the same, with gate and up row by row in turn
+  kErnieMoe,    // as kLlama, with biases of the choice of experts elsewhere
+  kBailingMoe,
   kGguf,  // the names of GGUF
 };
 
@@ -262,7 +267,9 @@ struct ModelConfig {
   int rope_dim() const;
   // Rows of the first matrix of the MLP: gate and up, or up alone.
   int mlp_rows() const { return has_gate() ? 2 * ffn_dim : ffn_dim; }
-  bool has_gate() const { return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu; }
+  bool has_gate() const {
+    return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu || mlp == MlpKind::kClampedSwiglu;
+  }
   // Whether a channel of queries decides what leaves a cache.
   bool decides_in_queries() const { return dms.has_value() && dms->query_channel.has_value(); }
   // Describes in one line how positions enter queries and keys, for calibration files.

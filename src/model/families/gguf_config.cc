@@ -38,6 +38,8 @@ constexpr std::array kArchitectures = {
     Architecture{"internlm2", gguf::ReadInternLm2, true},
     Architecture{"arcee", gguf::ReadArcee, true},
     Architecture{"apertus", gguf::ReadApertus},
+    // With experts.
+    Architecture{"qwen3moe", gguf::ReadQwen3Moe},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {

@@ -103,4 +103,7 @@ Status ReadInternLm2(const Context& c);
 Status ReadArcee(const Context& c);
 Status ReadApertus(const Context& c);
 
+// With experts (families/gguf_experts.cc).
+Status ReadQwen3Moe(const Context& c);
+
 }  // namespace kvlathe::gguf
