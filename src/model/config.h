@@ -95,13 +95,13 @@ enum class WeightLayout {
   kGpt2,
   kPhi3,
   kFalcon,
-  kGemma,  // as kLlama, with more norms, whose weights are stored less one
-  kMixtral,      // as kLlama, with a router and experts of other names
-  kGraniteMoe,   // as kLlama, with experts that stand in one tensor
-  kGptOss,       // the same, with gate and up row by row in turn
-  kErnieMoe,     // as kLlama, with biases of the choice of experts elsewhere
+  kGemma,       // as kLlama, with more norms, whose weights are stored less one
+  kMixtral,     // as kLlama, with a router and experts of other names
+  kGraniteMoe,  // as kLlama, with experts that stand in one tensor
+  kGptOss,      // the same, with gate and up row by row in turn
+  kErnieMoe,    // as kLlama, with biases of the choice of experts elsewhere
   kBailingMoe,
-  kGguf,         // the names of GGUF
+  kGguf,  // the names of GGUF
 };
 
 // A model retrofitted with Dynamic Memory Compression (arXiv 2403.09636; docs/methods/dmc.md):

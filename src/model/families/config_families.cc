@@ -17,9 +17,14 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"llama", ReadLlama}, Family{"mistral", ReadMistral},    Family{"qwen2", ReadQwen2},
-    Family{"qwen3", ReadQwen3}, Family{"gemma3_text", ReadGemma3}, Family{"phi3", ReadPhi3},
-    Family{"gpt2", ReadGpt2},   Family{"falcon", ReadFalcon},
+    Family{"llama", ReadLlama},
+    Family{"mistral", ReadMistral},
+    Family{"qwen2", ReadQwen2},
+    Family{"qwen3", ReadQwen3},
+    Family{"gemma3_text", ReadGemma3},
+    Family{"phi3", ReadPhi3},
+    Family{"gpt2", ReadGpt2},
+    Family{"falcon", ReadFalcon},
     // With experts.
     Family{"mixtral", ReadMixtral},
     Family{"qwen2_moe", ReadQwen2Moe},

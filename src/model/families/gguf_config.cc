@@ -20,9 +20,12 @@ struct Architecture {
 };
 
 constexpr std::array kArchitectures = {
-    Architecture{"llama", gguf::ReadLlama, true}, Architecture{"qwen2", gguf::ReadQwen2},
-    Architecture{"qwen3", gguf::ReadQwen3},       Architecture{"gemma3", gguf::ReadGemma3},
-    Architecture{"phi3", gguf::ReadPhi3},         Architecture{"gpt2", gguf::ReadGpt2},
+    Architecture{"llama", gguf::ReadLlama, true},
+    Architecture{"qwen2", gguf::ReadQwen2},
+    Architecture{"qwen3", gguf::ReadQwen3},
+    Architecture{"gemma3", gguf::ReadGemma3},
+    Architecture{"phi3", gguf::ReadPhi3},
+    Architecture{"gpt2", gguf::ReadGpt2},
     Architecture{"falcon", gguf::ReadFalcon},
     // With experts.
     Architecture{"qwen3moe", gguf::ReadQwen3Moe},

@@ -62,8 +62,8 @@ void ExpertsStep::RunShared(ForwardState* state) {
   const int64_t n_routed = a.n_tokens * c.n_used;
   {
     const ScopedTimer timer(&state->profile->linear);
-    state->backend->Project(ProductOf(w.shared_in, no_bias, a.n_tokens, a.normed.place(), type,
-                                      a.mlp_in.place()));
+    state->backend->Project(
+        ProductOf(w.shared_in, no_bias, a.n_tokens, a.normed.place(), type, a.mlp_in.place()));
   }
   {
     const ScopedTimer timer(&state->profile->other);
