@@ -68,8 +68,9 @@ std::vector<VectorPart> WeightNames::k_norm(int layer_idx) const {
 std::vector<VectorPart> WeightNames::QkNorm(int layer_idx, const char* suffix, int n_heads) const {
   const bool is_shared = config_.norms.of_qk->over == QkNormConfig::Over::kHead;
   const int n_stored = is_shared ? 1 : n_heads;
+  const bool is_by_head = config_.norms.of_qk->over == QkNormConfig::Over::kHeadOwn;
   return {{Layer(layer_idx, suffix) + ".weight", int64_t{n_stored} * config_.head_dim,
-           RotatingRows(0, n_stored)}};
+           RotatingRows(0, n_stored), is_by_head ? n_heads : 0}};
 }
 
 std::string WeightNames::sink_logits(int layer_idx) const { return Layer(layer_idx, table_.sinks); }

@@ -47,6 +47,7 @@ struct VectorPart {
   std::string name;
   int64_t n_stored = 0;
   std::vector<Projection::Run> runs;  // in the order wanted
+  int64_t n_rows = 0;                 // stored as [n_rows, n_stored / n_rows]; 0: as [n_stored]
 };
 
 // A vector as it is stored: [n], or [1, n].

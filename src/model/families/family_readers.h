@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "model/config.h"
@@ -37,9 +38,19 @@ Status ReadWindow(const ConfigFields& fields, ModelConfig* c);
 Status ReadShapes(const ConfigFields& fields, ModelConfig* c);
 // The same with its activation, silu.
 Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c);
-// layer_types, or where there are none every so many layers: which layers are of kind 0
-// (full_attention) and which of kind 1 (sliding_attention).
-Status ReadLayerTypes(const ConfigFields& fields, ModelConfig* c);
+// Epsilon of norms of a family that does not assume 1e-6.
+Status ReadEpsilon(const ConfigFields& fields, const char* key, double fallback, ModelConfig* c);
+// partial_rotary_factor, which stands beside the other fields or among those of RoPE.
+Status ReadRotaryFraction(const ConfigFields& fields, double fallback, ModelConfig* c);
+// layer_types, or where there are none every so many layers (sliding_window_pattern): which layers
+// are of kind 0 (full_attention) and which of kind 1 (sliding_attention).
+Status ReadLayerTypes(const ConfigFields& fields, int default_period, ModelConfig* c);
+// layer_types of n_layers layers: whether each is sliding_attention; empty where there are none.
+StatusOr<std::vector<bool>> ReadSlidingLayers(const ConfigFields& fields, int n_layers);
+// Gives a kind of its own to each pair of RoPE and window that some layer has: `turns` and
+// `slides` have n_layers numbers. Layers that do not turn have no positions.
+void SetLayerKinds(const RopeConfig& rope, int window, const std::vector<bool>& turns,
+                   const std::vector<bool>& slides, ModelConfig* c);
 
 // Families, by model_type.
 Status ReadLlama(const ConfigFields& fields, ModelConfig* c);
@@ -50,6 +61,20 @@ Status ReadPhi3(const ConfigFields& fields, ModelConfig* c);
 Status ReadGemma3(const ConfigFields& fields, ModelConfig* c);
 Status ReadGpt2(const ConfigFields& fields, ModelConfig* c);
 Status ReadFalcon(const ConfigFields& fields, ModelConfig* c);
+
+Status ReadMinistral(const ConfigFields& fields, ModelConfig* c);
+Status ReadMinistral3(const ConfigFields& fields, ModelConfig* c);
+Status ReadGemma(const ConfigFields& fields, ModelConfig* c);
+Status ReadGemma2(const ConfigFields& fields, ModelConfig* c);
+Status ReadSmolLm3(const ConfigFields& fields, ModelConfig* c);
+Status ReadGranite(const ConfigFields& fields, ModelConfig* c);
+Status ReadOlmo2(const ConfigFields& fields, ModelConfig* c);
+Status ReadOlmo3(const ConfigFields& fields, ModelConfig* c);
+Status ReadExaone4(const ConfigFields& fields, ModelConfig* c);
+Status ReadGlm(const ConfigFields& fields, ModelConfig* c);
+Status ReadGlm4(const ConfigFields& fields, ModelConfig* c);
+Status ReadCohere(const ConfigFields& fields, ModelConfig* c);
+Status ReadCohere2(const ConfigFields& fields, ModelConfig* c);
 
 // Experts (families/expert_fields.cc).
 struct ExpertFieldNames {

@@ -101,7 +101,12 @@ StatusOr<std::vector<float>> WeightReader::Numbers(const std::string& name,
 StatusOr<std::vector<float>> WeightReader::Vector(const std::vector<VectorPart>& parts) {
   std::vector<float> wanted;
   for (const VectorPart& part : parts) {
-    KVL_ASSIGN_OR_RETURN(const std::vector<float> all, Vector(part.name, part.n_stored));
+    std::vector<int64_t> shape = {part.n_stored};
+    if (part.n_rows > 0) shape = {part.n_rows, part.n_stored / part.n_rows};
+    KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Checked(part.name, shape));
+    std::vector<float> all(part.n_stored);
+    tensor.Read(0, part.n_stored, all.data());
+    source_->Done(tensor);
     for (const Projection::Run& run : part.runs) {
       wanted.insert(wanted.end(), all.begin() + run.begin, all.begin() + run.begin + run.n);
     }
