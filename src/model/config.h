@@ -107,13 +107,13 @@ enum class WeightLayout {
   kHunyuan,
   kInternLm2,
   kApertus,
+  kGlm,         // gate and up in one tensor, and names of norms of its own
   kMixtral,     // as kLlama, with a router and experts of other names
   kGraniteMoe,  // as kLlama, with experts that stand in one tensor
   kGptOss,      // the same, with gate and up row by row in turn
   kErnieMoe,    // as kLlama, with biases of the choice of experts elsewhere
   kBailingMoe,
   kGguf,  // the names of GGUF
-  kGlm,   // gate and up in one tensor, and names of norms of its own
 };
 
 // A model retrofitted with Dynamic Memory Compression (arXiv 2403.09636; docs/methods/dmc.md):

@@ -48,7 +48,6 @@ struct VectorPart {
   int64_t n_stored = 0;
   int64_t n_rows = 0;                 // it is stored as a matrix of so many rows; 0: as a vector
   std::vector<Projection::Run> runs;  // in the order wanted
-  int64_t n_rows = 0;                 // stored as [n_rows, n_stored / n_rows]; 0: as [n_stored]
 };
 
 // A vector as it is stored: [n], or [1, n].

@@ -111,9 +111,15 @@ Status ReadGelu(const ConfigFields& fields, const char* fallback, ModelConfig* c
                           "gelu, gelu_new, gelu_pytorch_tanh, gelu_fast");
 }
 
-Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadShapes(fields, c));
+Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c, const ShapeDefaults& defaults) {
+  KVL_RETURN_IF_ERROR(ReadShapes(fields, c, defaults));
   return RequireActivation(fields, "silu");
+}
+
+Status ReadAttentionBias(const ConfigFields& fields, ModelConfig* c) {
+  KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
+  c->biases.o = c->biases.qkv;
+  return OkStatus();
 }
 
 }  // namespace kvlathe
