@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "machine/xielu_numbers.h"
 
 namespace kvlathe {
 
@@ -86,7 +87,7 @@ enum class MlpKind {
   kGelu,           // gelu(up x)
   kGeluTanh,       // the same with GELU's tanh approximation
   kRelu2,          // max(0, up x)^2 (Nemotron, Arcee)
-  kXielu,          // xIELU of (up x), with numbers of each layer's own (Apertus; machine/plans.h)
+  kXielu,          // xIELU of (up x), with numbers of each layer's own (Apertus; XieluNumbers)
   kClampedSwiglu,  // g sigmoid(1.702 g) (u + 1) with g <= 7 and u in [-7, 7] (gpt-oss)
 };
 // How tensors are named and which of them are fused or transposed (model/weight_tables.h).
@@ -95,8 +96,20 @@ enum class WeightLayout {
   kGpt2,
   kPhi3,
   kFalcon,
-  kGemma,  // as kLlama, with more norms, whose weights are stored less one
-  kGguf,   // the names of GGUF
+  kGemma,  // as kLlama, with more norms, whose weights are stored less one (Nemotron's too)
+  kStarcoder2,
+  kStableLm,
+  kGptNeox,
+  kPhi,
+  kHunyuan,
+  kInternLm2,
+  kApertus,
+  kMixtral,     // as kLlama, with a router and experts of other names
+  kGraniteMoe,  // as kLlama, with experts that stand in one tensor
+  kGptOss,      // the same, with gate and up row by row in turn
+  kErnieMoe,    // as kLlama, with biases of the choice of experts elsewhere
+  kBailingMoe,
+  kGguf,  // the names of GGUF
 };
 
 // A model retrofitted with Dynamic Memory Compression (arXiv 2403.09636; docs/methods/dmc.md):
@@ -215,6 +228,8 @@ struct ModelConfig {
   AttentionLayers attention;
   double rotary_fraction = 1;  // of head_dim; channels behind it do not rotate
   MlpKind mlp = MlpKind::kSwiglu;
+  // With kXielu, [n_layers]; empty: tensors of the layers have them.
+  std::vector<XieluNumbers> xielu;
   float embedding_scale = 1;  // multiplies the rows of the embedding
   // Multiplies scores; 0: 1 / sqrt(head_dim) does.
   float score_scale = 0;
@@ -254,7 +269,9 @@ struct ModelConfig {
   int rope_dim() const;
   // Rows of the first matrix of the MLP: gate and up, or up alone.
   int mlp_rows() const { return has_gate() ? 2 * ffn_dim : ffn_dim; }
-  bool has_gate() const { return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu; }
+  bool has_gate() const {
+    return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu || mlp == MlpKind::kClampedSwiglu;
+  }
   // Whether a channel of queries decides what leaves a cache.
   bool decides_in_queries() const { return dms.has_value() && dms->query_channel.has_value(); }
   // Describes in one line how positions enter queries and keys, for calibration files.

@@ -86,6 +86,10 @@ class RandomSource : public TensorSource {
     live_.emplace(tensor.data, std::move(buffer));
     return tensor;
   }
+  StatusOr<StoredTensor> GetPart(const std::string& name, const std::vector<int64_t>& shape,
+                                 int64_t idx) override {
+    return Get(fmt::format("{} {}", name, idx), {shape.begin() + 1, shape.end()});
+  }
   void Done(const StoredTensor& tensor) override { live_.erase(tensor.data); }
   bool is_mapped() const override { return false; }
 
@@ -95,6 +99,15 @@ class RandomSource : public TensorSource {
 };
 
 }  // namespace
+
+StatusOr<StoredTensor> TensorSource::GetPart(const std::string& name,
+                                             const std::vector<int64_t>& shape, int64_t idx) {
+  KVL_ASSIGN_OR_RETURN(StoredTensor tensor, Get(name, shape));
+  tensor.shape.erase(tensor.shape.begin());
+  tensor.n_bytes /= shape.front();
+  tensor.data += idx * tensor.n_bytes;
+  return tensor;
+}
 
 int64_t StoredTensor::n_elements() const {
   if (!blocks.has_value()) return n_bytes / SizeOf(dtype);

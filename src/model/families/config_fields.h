@@ -18,6 +18,7 @@ class ConfigFields {
       : object_(object), where_(where) {}
 
   bool Has(const char* key) const { return object_.contains(key) && !object_.at(key).is_null(); }
+  bool IsNull(const char* key) const { return object_.contains(key) && object_.at(key).is_null(); }
   const nlohmann::json& at(const char* key) const { return object_.at(key); }
   const std::string& where() const { return where_; }
 

@@ -88,4 +88,22 @@ Status ReadPhi3(const Context& c);
 Status ReadGpt2(const Context& c);
 Status ReadFalcon(const Context& c);
 
+// Those with LayerNorm, gguf_layer_norm_families.cc.
+Status ReadStarcoder2(const Context& c);
+Status ReadStableLm(const Context& c);
+Status ReadGptNeox(const Context& c);
+Status ReadPhi2(const Context& c);
+Status ReadNemotron(const Context& c);
+
+// Those with RMSNorm, gguf_rms_norm_families.cc.
+Status ReadSeedOss(const Context& c);
+Status ReadHunyuanDense(const Context& c);
+Status ReadErnie45(const Context& c);
+Status ReadInternLm2(const Context& c);
+Status ReadArcee(const Context& c);
+Status ReadApertus(const Context& c);
+
+// With experts (families/gguf_experts.cc).
+Status ReadQwen3Moe(const Context& c);
+
 }  // namespace kvlathe::gguf

@@ -1,0 +1,2 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
