@@ -56,7 +56,12 @@ class RowCodecTest : public ::testing::Test {
       begin += n;
     }
     *n_bytes = cache.bytes().total();
-    return capture.text();
+    CapturedText text = capture.text();
+    for (int l = 0; (*model)->config().has_sink_logits && l < (*model)->config().n_layers; ++l) {
+      const auto& logits = loaded_.weights->layer(l).sink_logits.values();
+      text.sink_logits.emplace_back(logits.begin(), logits.end());
+    }
+    return text;
   }
 
   std::unique_ptr<RowCodec> MakeCodec(const std::string& spec, DType row_type = DType::kF32) {
