@@ -90,6 +90,7 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   layer->idx = layer_idx;
   layer->config = &c;
   layer->weights = &weights_->layer(layer_idx);
+  layer->sink_logits = layer->weights->sink_logits.place();
   layer->layout = &layout_;
   const ModelShard& shard = weights_->shard();
   layer->whole_idx = static_cast<int>(shard.layers.begin) + layer_idx;
