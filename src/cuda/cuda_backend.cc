@@ -121,6 +121,26 @@ void CudaBackend::Cap(const CapPlan& plan) {
   uses_kernels_ ? rows_.Cap(plan) : mirror_.Cap(plan);
 }
 
+RoutedRows CudaBackend::Route(const RoutePlan& plan) {
+  Enter();
+  return mirror_.Route(plan);
+}
+
+void CudaBackend::GatherRows(const GatherRowsPlan& plan) {
+  Enter();
+  mirror_.GatherRows(plan);
+}
+
+void CudaBackend::ProjectExperts(const ExpertProductsPlan& plan) {
+  Enter();
+  mirror_.ProjectExperts(plan);
+}
+
+void CudaBackend::AddWeighted(const WeightedRowsPlan& plan) {
+  Enter();
+  mirror_.AddWeighted(plan);
+}
+
 void CudaBackend::RotateAndMap(const RotatePlan& plan) {
   Enter();
   uses_kernels_ ? rows_.RotateAndMap(plan) : mirror_.RotateAndMap(plan);

@@ -151,6 +151,17 @@ std::span<const float> Model::key_offset(int layer_idx, int kv_head_idx) const {
   return offsets.empty() ? std::span<const float>() : offsets[kv_head_idx].values();
 }
 
+namespace {
+
+// Of the matrices that a token meets in the experts of a layer, which are alike.
+int64_t ExpertBytes(const Layer& layer, int n_used) {
+  const ExpertWeights& w = layer.weights->experts;
+  return w.router.n_bytes() + w.shared_in.n_bytes() + w.shared_down.n_bytes() +
+         n_used * (w.in.front().n_bytes() + w.down.front().n_bytes());
+}
+
+}  // namespace
+
 int64_t Model::weight_bytes() const {
   int64_t n_bytes = weights_->shard().is_last_stage() ? weights_->lm_head().n_bytes() : 0;
   for (const LayerProgram& program : programs_) {
@@ -158,6 +169,7 @@ int64_t Model::weight_bytes() const {
     n_bytes +=
         layer.folded_qk.has_value() ? layer.folded_qk->qk.n_bytes() : layer.weights->qk.n_bytes();
     n_bytes += layer.weights->mlp_in.n_bytes() + layer.weights->down.n_bytes();
+    if (config().has_experts(layer.idx)) n_bytes += ExpertBytes(layer, config().experts->n_used);
     n_bytes += layer.values->v.n_bytes() + layer.values->o.n_bytes() + layer.basis.n_bytes();
   }
   return n_bytes;

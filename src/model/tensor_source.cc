@@ -19,9 +19,11 @@ bool HasFiniteExponents(const std::byte* data, int64_t n, Bits exponent) {
 class FileSource : public TensorSource {
  public:
   explicit FileSource(SafetensorsReader reader) : reader_(std::move(reader)) {}
-  bool Has(const std::string& name) const override { return reader_.Find(name) != nullptr; }
+  bool Has(const std::string& name) const override {
+    return reader_.Find(StoredName(name)) != nullptr;
+  }
   StatusOr<StoredTensor> Get(const std::string& name, const std::vector<int64_t>& shape) override {
-    KVL_ASSIGN_OR_RETURN(const TensorView* view, reader_.Get(name, shape));
+    KVL_ASSIGN_OR_RETURN(const TensorView* view, reader_.Get(StoredName(name), shape));
     return StoredTensor{view->dtype, {}, view->shape, view->data, view->n_bytes};
   }
   void Done(const StoredTensor& tensor) override {
@@ -30,6 +32,24 @@ class FileSource : public TensorSource {
   bool is_mapped() const override { return true; }
 
  private:
+  // What the file calls a tensor. Models that read more than text hold their language model below
+  // a prefix, and files of a model without its head leave "model." out.
+  std::string StoredName(const std::string& name) const {
+    constexpr std::string_view kModel = "model.";
+    if (reader_.Find(name) != nullptr) return name;
+    std::vector<std::string> others = {"language_model." + name};
+    if (name.starts_with(kModel)) {
+      const std::string rest = name.substr(kModel.size());
+      others.push_back("model.language_model." + rest);
+      others.push_back("language_model." + rest);
+      others.push_back(rest);
+    }
+    for (std::string& other : others) {
+      if (reader_.Find(other) != nullptr) return std::move(other);
+    }
+    return name;
+  }
+
   SafetensorsReader reader_;
 };
 
@@ -86,6 +106,10 @@ class RandomSource : public TensorSource {
     live_.emplace(tensor.data, std::move(buffer));
     return tensor;
   }
+  StatusOr<StoredTensor> GetPart(const std::string& name, const std::vector<int64_t>& shape,
+                                 int64_t idx) override {
+    return Get(fmt::format("{} {}", name, idx), {shape.begin() + 1, shape.end()});
+  }
   void Done(const StoredTensor& tensor) override { live_.erase(tensor.data); }
   bool is_mapped() const override { return false; }
 
@@ -95,6 +119,15 @@ class RandomSource : public TensorSource {
 };
 
 }  // namespace
+
+StatusOr<StoredTensor> TensorSource::GetPart(const std::string& name,
+                                             const std::vector<int64_t>& shape, int64_t idx) {
+  KVL_ASSIGN_OR_RETURN(StoredTensor tensor, Get(name, shape));
+  tensor.shape.erase(tensor.shape.begin());
+  tensor.n_bytes /= shape.front();
+  tensor.data += idx * tensor.n_bytes;
+  return tensor;
+}
 
 int64_t StoredTensor::n_elements() const {
   if (!blocks.has_value()) return n_bytes / SizeOf(dtype);

@@ -20,10 +20,27 @@ struct Architecture {
 };
 
 constexpr std::array kArchitectures = {
-    Architecture{"llama", gguf::ReadLlama, true}, Architecture{"qwen2", gguf::ReadQwen2},
-    Architecture{"qwen3", gguf::ReadQwen3},       Architecture{"gemma3", gguf::ReadGemma3},
-    Architecture{"phi3", gguf::ReadPhi3},         Architecture{"gpt2", gguf::ReadGpt2},
+    Architecture{"llama", gguf::ReadLlama, true},
+    Architecture{"qwen2", gguf::ReadQwen2},
+    Architecture{"qwen3", gguf::ReadQwen3},
+    Architecture{"gemma3", gguf::ReadGemma3},
+    Architecture{"phi3", gguf::ReadPhi3},
+    Architecture{"gpt2", gguf::ReadGpt2},
     Architecture{"falcon", gguf::ReadFalcon},
+
+    Architecture{"gemma", gguf::ReadGemma},
+    Architecture{"gemma2", gguf::ReadGemma2},
+    Architecture{"smollm3", gguf::ReadSmolLm3, true},
+    Architecture{"olmo2", gguf::ReadOlmo2},
+    Architecture{"granite", gguf::ReadGranite, true},
+    Architecture{"glm4", gguf::ReadGlm4, true},
+    Architecture{"command-r", gguf::ReadCommandR, true},
+    Architecture{"cohere2", gguf::ReadCohere2, true},
+    Architecture{"exaone4", gguf::ReadExaone4},
+    Architecture{"mistral3", gguf::ReadMistral3, true},
+
+    // With experts.
+    Architecture{"qwen3moe", gguf::ReadQwen3Moe},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {
