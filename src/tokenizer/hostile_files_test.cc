@@ -119,8 +119,9 @@ TEST(HostileFilesTest, TheLongestNormalizedTextIs256TimesTheText) {
   ASSERT_TRUE(normalizer.AddStep(PrependStep{std::string(15, 'a')}).ok());
   ASSERT_TRUE(normalizer.AddStep(ReplaceStep{"a", std::string(16, 'b')}).ok());
   EXPECT_FALSE(normalizer.AddStep(ReplaceStep{"c", "cc"}).ok());
-  EXPECT_EQ(normalizer.Apply("a").size(), 256u);
-  EXPECT_EQ(normalizer.Apply(std::string(100000, 'a')).size(), 16 * 100015u);
+  RegexScratch scratch;
+  EXPECT_EQ(normalizer.Apply("a", &scratch).size(), 256u);
+  EXPECT_EQ(normalizer.Apply(std::string(100000, 'a'), &scratch).size(), 16 * 100015u);
 }
 
 TEST(HostileFilesTest, WrongTypesNeverThrow) {
