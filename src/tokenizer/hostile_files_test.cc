@@ -73,7 +73,7 @@ TEST(HostileFilesTest, UnsupportedConstructsAreNamed) {
   expect_named("/model/end_of_word_suffix", "</w>", "end_of_word_suffix");
   expect_named("/model/dropout", 0.1, "dropout");
   expect_named("/normalizer", {{"type", "BertNormalizer"}}, "BertNormalizer");
-  expect_named("/pre_tokenizer", {{"type", "Whitespace"}}, "Whitespace");
+  expect_named("/pre_tokenizer", {{"type", "UnicodeScripts"}}, "UnicodeScripts");
   expect_named("/decoder", {{"type", "WordPiece"}}, "WordPiece");
   expect_named("/post_processor", {{"type", "BertProcessing"}}, "BertProcessing");
 }

@@ -99,10 +99,11 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadFromDirectory(const std::string& direct
     return LoadSentencePiece(model_path, contents, settings);
   }
   if (HasVocabAndMerges(directory)) return LoadVocabAndMerges(directory, settings, options.pre);
-  return Error(StatusCode::kNotFound,
-               "{}: no tokenizer; it needs tokenizer.json, tekken.json, tokenizer.model, or vocab.json "
-               "and merges.txt",
-               directory);
+  return Error(
+      StatusCode::kNotFound,
+      "{}: no tokenizer; it needs tokenizer.json, tekken.json, tokenizer.model, or vocab.json "
+      "and merges.txt",
+      directory);
 }
 
 }  // namespace

@@ -168,7 +168,8 @@ void TextTokenizer::AppendText(std::string_view text, bool is_text_start, Tokeni
     model_->AppendTokens(piece, scratch, ids);
   });
   // What an expression gave up on has no ids.
-  if (is_kept && !scratch->regex.failed()) scratch->texts.Remember(text, std::span(*ids).subspan(n_before));
+  if (is_kept && !scratch->regex.failed())
+    scratch->texts.Remember(text, std::span(*ids).subspan(n_before));
 }
 
 std::string TextTokenizer::TokenBytes(int32_t id, bool keep_special) const {

@@ -43,8 +43,8 @@ class TextTokenizer : public Tokenizer {
  public:
   explicit TextTokenizer(TokenizerParts parts);
 
-  StatusOr<std::vector<int32_t>> TryTokenizeMarked(
-      std::string_view text, bool add_bos, std::span<const TextRange> plain) const override;
+  StatusOr<std::vector<int32_t>> TryTokenizeMarked(std::string_view text, bool add_bos,
+                                                   std::span<const TextRange> plain) const override;
   std::string TokenBytes(int32_t id, bool keep_special) const override;
   std::string Detokenize(std::span<const int32_t> ids, bool keep_special) const override;
   int64_t MinTokens(std::string_view text) const override;

@@ -27,10 +27,10 @@ struct TokenizerOptions {
 class Tokenizer {
  public:
   // From tokenizer.json, tekken.json, tokenizer.model (SentencePiece or tiktoken) or vocab.json +
-  // merges.txt in a model directory, the first that is there, or from a GGUF file (gguf_tokenizer.h has a loader
-  // for one that is open already). kNotFound: no such files; kUnimplemented: a construct that is
-  // not supported, by name; kDataLoss: a damaged file; kInvalidArgument: an unknown `pre`, or a
-  // file that is not GGUF.
+  // merges.txt in a model directory, the first that is there, or from a GGUF file (gguf_tokenizer.h
+  // has a loader for one that is open already). kNotFound: no such files; kUnimplemented: a
+  // construct that is not supported, by name; kDataLoss: a damaged file; kInvalidArgument: an
+  // unknown `pre`, or a file that is not GGUF.
   static StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& path,
                                                    const TokenizerOptions& options = {});
   virtual ~Tokenizer() = default;

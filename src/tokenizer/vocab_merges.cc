@@ -49,7 +49,8 @@ void ResolveSpecials(const ModelSettings& settings, const std::string& pre, bool
   if (!parts->bos_id && !settings.has_no_bos && pre == "gpt2") parts->bos_id = end_of_text;
   parts->eos_id = ResolveEos(settings, parts->vocabulary);
   if (!parts->eos_id && !settings.has_no_eos) parts->eos_id = end_of_text;
-  if (settings.add_bos_token.value_or(adds_bos) && parts->bos_id) parts->prefix_ids = {*parts->bos_id};
+  if (settings.add_bos_token.value_or(adds_bos) && parts->bos_id)
+    parts->prefix_ids = {*parts->bos_id};
 }
 
 }  // namespace

@@ -223,7 +223,8 @@ StatusOr<bool> ParseStripDecoder(const json& step) {
   KVL_ASSIGN_OR_RETURN(const std::string content, StringField(step, "content", " "));
   const json& start = FieldOrNull(step, "start");
   const json& stop = FieldOrNull(step, "stop");
-  const bool is_known = content == " " && (start == 0 || start == 1) && (stop == 0 || stop.is_null());
+  const bool is_known =
+      content == " " && (start == 0 || start == 1) && (stop == 0 || stop.is_null());
   if (!is_known) return Unsupported("decoder", "Strip of anything but one space in front");
   return start == 1;
 }

@@ -75,7 +75,8 @@ StatusOr<std::vector<AddedToken>> ListedSpecials(const json& list, const TekkenC
   std::vector<AddedToken> tokens;
   if (list.is_null()) {
     for (const std::string_view text : kFirstSpecials) {
-      if (std::ssize(tokens) < config.n_specials) tokens.push_back(Special(std::ssize(tokens), text));
+      if (std::ssize(tokens) < config.n_specials)
+        tokens.push_back(Special(std::ssize(tokens), text));
     }
     return tokens;
   }
@@ -138,9 +139,9 @@ StatusOr<TokenizerParts> ParseTekken(const json& file) {
   parts.byte_level = parts.decoder.byte_level = true;
   parts.bpe.ignore_merges = true;
   KVL_ASSIGN_OR_RETURN(const TekkenConfig config, ReadConfig(file));
-  KVL_ASSIGN_OR_RETURN(PreTokenizer::Step split,
-                       PatternSplit(config.pattern, SplitBehavior::kIsolated, /*invert=*/false,
-                                    RegexSyntax::kRust));
+  KVL_ASSIGN_OR_RETURN(
+      PreTokenizer::Step split,
+      PatternSplit(config.pattern, SplitBehavior::kIsolated, /*invert=*/false, RegexSyntax::kRust));
   KVL_RETURN_IF_ERROR(parts.pre_tokenizer.AddStep(std::move(split)));
   KVL_RETURN_IF_ERROR(AddSpecials(FieldOrNull(file, "special_tokens"), config, &parts));
   KVL_RETURN_IF_ERROR(AddVocab(FieldOrNull(file, "vocab"), config, &parts));

@@ -5,10 +5,10 @@
 #include "tokenizer/files/bpe_files.h"
 #include "tokenizer/files/model_settings.h"
 #include "tokenizer/files/rank_merges.h"
-#include "tokenizer/splitting/named_pre_tokenizer.h"
 #include "tokenizer/gguf/gguf_sentencepiece.h"
 #include "tokenizer/gguf/gguf_tokens.h"
 #include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
+#include "tokenizer/splitting/named_pre_tokenizer.h"
 #include "tokenizer/text_tokenizer.h"
 
 namespace kvlathe {
@@ -124,8 +124,8 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadGgufTokenizer(const GgufFile& file,
   if (model.empty()) return GgufKeyError(file, kModelKey, "the file has no tokenizer");
   if (model == "none" || model == "no_vocab") {
     return Error(StatusCode::kUnimplemented,
-                 "{}: {}: the file says that it has no tokenizer; name a directory that has one",
-                 file.path(), kModelKey);
+                 "{}: {}: the tokenizer \"{}\" is none; take a file that has its tokenizer",
+                 file.path(), kModelKey, model);
   }
   return Error(StatusCode::kUnimplemented,
                "{}: {}: the tokenizer \"{}\"{} is not supported; supported are gpt2, gemma4 and "

@@ -5,10 +5,10 @@
 #include <string_view>
 
 #include "io/files.h"
-#include "tokenizer/splitting/named_pre_tokenizer.h"
 #include "tokenizer/gguf/gguf_sentencepiece.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 #include "tokenizer/gguf/gguf_tokens.h"
+#include "tokenizer/splitting/named_pre_tokenizer.h"
 
 namespace kvlathe {
 namespace {
@@ -134,6 +134,11 @@ Status WriteByteLevel(const GgufFile& file, bool adds_bos, const std::string& di
   }
   KVL_ASSIGN_OR_RETURN(const GgufTokens tokens, ReadGgufTokens(file, std::nullopt, std::nullopt));
   KVL_ASSIGN_OR_RETURN(const auto* merges, file.Texts("tokenizer.ggml.merges"));
+  if (merges == nullptr) {
+    return Error(StatusCode::kUnimplemented,
+                 "{}: a tokenizer without tokenizer.ggml.merges is not written as tokenizer.json",
+                 file.path());
+  }
   Json added = Json::array();
   for (int id = 0; id < tokens.size(); ++id) {
     if (!tokens.IsAdded(id)) continue;

@@ -11,12 +11,16 @@ namespace {
 
 // Texts that end a turn or a text in the chat formats of models. Some files call them normal or
 // user-defined, where they would neither be parsed nor left out of an answer.
-constexpr std::string_view kEnds[] = {
-    "<|im_end|>",      "<|eot_id|>",    "<|eom_id|>",         "<|end|>",      "<|endoftext|>",
-    "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>", "<|return|>",   "<|call|>",
-    "<|calls|>",       "<|flush|>",     "<EOT>",              "_<EOT>",       "[EOT]",
-    "[EOS]",           "<turn|>",       "<|tool_response>",   "[e~[",
-    "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"};
+constexpr std::string_view kEnds[] = {"<|im_end|>",    "<|eot_id|>",
+                                      "<|eom_id|>",    "<|end|>",
+                                      "<|endoftext|>", "<|end_of_text|>",
+                                      "<end_of_turn>", "<end_of_utterance>",
+                                      "<|return|>",    "<|call|>",
+                                      "<|calls|>",     "<|flush|>",
+                                      "<EOT>",         "_<EOT>",
+                                      "[EOT]",         "[EOS]",
+                                      "<turn|>",       "<|tool_response>",
+                                      "[e~[",          "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"};
 
 Status ReadTexts(const GgufFile& file, GgufTokens* tokens) {
   KVL_ASSIGN_OR_RETURN(const std::vector<std::string_view>* texts, file.Texts(kGgufTokensKey));

@@ -30,15 +30,13 @@ constexpr std::string_view kQwen35 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|)"
     R"( ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 // Qwen2's without the endings of English, which Turkish writes otherwise.
-constexpr std::string_view kUfakzeka =
-    R"([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|)"
-    R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kUfakzeka = R"([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|)"
+                                       R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kSeedCoder =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}|)"
     R"( ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kBailing =
-    R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}|)"
-    R"( ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
+constexpr std::string_view kBailing = R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}|)"
+                                      R"( ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
 constexpr std::string_view kExaoneMoe =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|)"
     R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)";
@@ -78,10 +76,9 @@ constexpr std::string_view kDeepseekV3 =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|)"
     R"([^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kSpark =
-    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|)"
-    R"([^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|)"
-    R"([\r\n]|\s+(?!\S)|\s+)";
+constexpr std::string_view kSpark = R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|)"
+                                    R"([^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|)"
+                                    R"([\r\n]|\s+(?!\S)|\s+)";
 // Scripts without spaces between words: Chinese, Japanese, Thai, Lao, Khmer, Burmese, and Korean.
 constexpr std::string_view kAfmoeScripts =
     R"([\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF})"
@@ -120,8 +117,13 @@ constexpr std::string_view kDeepseekPunctuation =
 // Chinese, Japanese, Korean and what lies between U+0800 and them.
 constexpr std::string_view kDeepseekCjk = R"([\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}]+)";
 
-
-enum Traits : uint8_t { kPlain = 0, kIgnoresMerges = 1, kAddsBos = 2, kComposes = 4, kCharacters = 8 };
+enum Traits : uint8_t {
+  kPlain = 0,
+  kIgnoresMerges = 1,
+  kAddsBos = 2,
+  kComposes = 4,
+  kCharacters = 8
+};
 
 struct Known {
   std::string_view names;  // with spaces between them
@@ -193,8 +195,8 @@ Status AddFalconSteps(PreTokenizer* out) {
 }
 
 bool HasName(const Known& known, std::string_view name) {
-  for (const absl::string_view one : absl::StrSplit(
-           absl::string_view(known.names.data(), known.names.size()), ' ')) {
+  for (const absl::string_view one :
+       absl::StrSplit(absl::string_view(known.names.data(), known.names.size()), ' ')) {
     if (std::string_view(one.data(), one.size()) == name) return true;
   }
   return false;

@@ -77,7 +77,8 @@ TEST(NamedPreTokenizer, NormalisationMergesAndBosComeWithTheName) {
 TEST(NamedPreTokenizer, UnknownNamesAreRefusedWithThoseThatAreNear) {
   const Status status = FindPreTokenizer("deepseek-v4").status();
   EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
-  EXPECT_EQ(MessageOf(status), "unknown pre-tokenizer \"deepseek-v4\"; near are deepseek-v3");
+  EXPECT_EQ(MessageOf(status),
+            "unknown pre-tokenizer \"deepseek-v4\"; near are deepseek-v3, deepseek-llm");
   EXPECT_THAT(MessageOf(FindPreTokenizer("qwen3").status()), testing::HasSubstr("qwen2, qwen35"));
   EXPECT_THAT(MessageOf(FindPreTokenizer("zzzzzzzz").status()),
               testing::HasSubstr("docs/models.md lists them"));

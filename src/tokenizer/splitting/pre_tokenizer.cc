@@ -87,6 +87,12 @@ bool IsDigitOf(DigitGroupStep::Kind kind, char32_t code) {
          (category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_NO);
 }
 
+// What \w of Oniguruma matches: the raised digits and fractions of Latin-1 too.
+bool IsOnigurumaWordChar(char32_t code) {
+  return IsWordChar(code) || code == 0xB2 || code == 0xB3 || code == 0xB9 ||
+         (code >= 0xBC && code <= 0xBE);
+}
+
 // The ends of the digits of the number that begins at `pos`.
 std::vector<size_t> DigitEnds(DigitGroupStep::Kind kind, std::string_view text, size_t pos) {
   std::vector<size_t> ends;
@@ -115,7 +121,7 @@ void SplitDigitGroups(const DigitGroupStep& step, std::string_view text,
     }
     const size_t end = ends.back(), n_first = ends.size() % 3;
     const bool is_word = step.kind == Kind::kWords && end < text.size() &&
-                         IsWordChar(ReadAsciiOrUtf8(text, end).code);
+                         IsOnigurumaWordChar(ReadAsciiOrUtf8(text, end).code);
     if (!is_word) {
       if (step.kind != Kind::kCuts || n_first == 0) cut(pos);
       for (size_t i = n_first; i < ends.size(); i += 3) {
@@ -195,8 +201,7 @@ StatusOr<PreTokenizer::Step> PatternSplit(std::string_view pattern, SplitBehavio
 }
 
 StatusOr<PreTokenizer::Step> IsolatedSplit(std::string_view pattern) {
-  return PatternSplit(pattern, SplitBehavior::kIsolated, /*invert=*/false,
-                      RegexSyntax::kOniguruma);
+  return PatternSplit(pattern, SplitBehavior::kIsolated, /*invert=*/false, RegexSyntax::kOniguruma);
 }
 
 Status PreTokenizer::AddStep(Step step) {
@@ -264,8 +269,7 @@ StatusOr<PreTokenizer::Step> PunctuationSplit(SplitBehavior behavior) {
   // \p{P} and the ASCII signs that Unicode counts as symbols. One expression for a run is the same
   // as joining single matches and needs no list.
   if (behavior == SplitBehavior::kContiguous) return IsolatedSplit(R"([\p{P}$+<=>^`|~]+)");
-  return PatternSplit(R"([\p{P}$+<=>^`|~])", behavior, /*invert=*/false,
-                      RegexSyntax::kOniguruma);
+  return PatternSplit(R"([\p{P}$+<=>^`|~])", behavior, /*invert=*/false, RegexSyntax::kOniguruma);
 }
 
 }  // namespace kvlathe

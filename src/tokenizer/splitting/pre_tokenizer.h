@@ -55,7 +55,8 @@ struct MetaspaceStep {
 class PreTokenizer {
  public:
   using PieceSink = absl::FunctionRef<void(std::string_view)>;
-  using Step = std::variant<SplitStep, DigitGroupStep, PrefixSpaceStep, ByteAlphabetStep, MetaspaceStep>;
+  using Step =
+      std::variant<SplitStep, DigitGroupStep, PrefixSpaceStep, ByteAlphabetStep, MetaspaceStep>;
 
   // Bounds the recursion over steps that a hostile file can ask for.
   static constexpr size_t kMaxSteps = 32;

@@ -91,8 +91,8 @@ class Speller {
     const size_t end = pattern_.find('}', pos_);
     const std::string_view inner =
         end == std::string_view::npos ? "" : pattern_.substr(pos_ + 1, end - pos_ - 1);
-    const bool is_number = std::ranges::all_of(
-        inner, [](char c) { return IsAsciiDigit(c) || c == ','; });
+    const bool is_number =
+        std::ranges::all_of(inner, [](char c) { return IsAsciiDigit(c) || c == ','; });
     if (!is_number || inner.empty() || inner == "," || std::ranges::count(inner, ',') > 1) {
       ++pos_;
       AddAtom("\\{");
@@ -174,8 +174,8 @@ class Speller {
     if (static_cast<unsigned char>(c) >= 0x80) {
       const Utf8Char character = ReadUtf8(pattern_, ++pos_);
       pos_ += character.n_bytes;
-      return Escaped{.text = std::string(pattern_.substr(pos_ - character.n_bytes,
-                                                         character.n_bytes))};
+      return Escaped{.text =
+                         std::string(pattern_.substr(pos_ - character.n_bytes, character.n_bytes))};
     }
     if (c == 'p' || c == 'P') return ReadProperty();
     if (c == 'x' || (c == 'u' && is_oniguruma())) return ReadCode();
@@ -272,8 +272,8 @@ class Speller {
     const size_t begin = pos_ + (has_braces ? 3 : 2);
     size_t end = begin;
     const size_t most = has_braces ? 8 : pattern_[pos_ + 1] == 'u' ? 4 : 2;
-    while (end < pattern_.size() && end < begin + most && std::isxdigit(static_cast<unsigned char>(
-                                                              pattern_[end])) != 0) {
+    while (end < pattern_.size() && end < begin + most &&
+           std::isxdigit(static_cast<unsigned char>(pattern_[end])) != 0) {
       ++end;
     }
     uint32_t code = 0;
@@ -281,7 +281,8 @@ class Speller {
     const auto [stop, error] =
         std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
     const bool is_closed = !has_braces || pattern_.substr(end).starts_with('}');
-    if (error != std::errc() || !is_closed) {
+    const bool is_short = pattern_[pos_ + 1] == 'u' && !has_braces && digits.size() != 4;
+    if (error != std::errc() || !is_closed || is_short) {
       return Error(StatusCode::kDataLoss, "\"{}\" is no code of a character",
                    pattern_.substr(pos_, end - pos_));
     }
