@@ -73,7 +73,7 @@ StatusOr<std::unique_ptr<RowCodec>> RowCodec::Create(const ModelConfig& config,
                                                      const CodecOptions& options,
                                                      std::shared_ptr<Machine> machine) {
   std::unique_ptr<RowCodec> codec(new RowCodec(config, options, std::move(machine)));
-  const int n_most = codec->config_.max_seq_len;
+  const int n_most = codec->config_.longest_context();
   if (options.max_positions < 0 || options.max_positions > n_most) {
     return Error(StatusCode::kInvalidArgument,
                  "max_positions={}: the model has {} positions; give at most as many, or 0 for all",

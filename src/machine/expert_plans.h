@@ -59,8 +59,8 @@ struct GatherRowsPlan {
 // Products y = x W^T + bias with matrices of one shape, each of rows of its own.
 struct ExpertProductsPlan {
   struct Item {
-    WeightId w;  // [n_out, n_in]
-    ObjectPlace bias;  // [n_out] F32; null: none
+    WeightId w;           // [n_out, n_in]
+    ObjectPlace bias;     // [n_out] F32; null: none
     int64_t first_x = 0;  // rows of x, which several items may read
     int64_t first_y = 0;  // rows of y, which are of one item
     int64_t n_rows = 0;

@@ -61,16 +61,16 @@ struct Activations {
   MachineBuffer q_full;  // per KV head [n_tokens * gqa_group, head_dim], after RoPE
   // Per KV head [n_tokens, head_dim]; of the heads that share latents side by side.
   MachineBuffer k_full;
-  MachineBuffer q_rows;      // per KV head [n_tokens * gqa_group, rank_k]; empty without a basis
-  MachineBuffer k_rows;      // per KV head [n_tokens, rank_k]
-  MachineBuffer attended;    // [n_tokens, sum over query heads of LayerRows::OutputWidth]
-  MachineBuffer outputs;     // [n_tokens, n_heads * head_dim] where heads share latents
+  MachineBuffer q_rows;    // per KV head [n_tokens * gqa_group, rank_k]; empty without a basis
+  MachineBuffer k_rows;    // per KV head [n_tokens, rank_k]
+  MachineBuffer attended;  // [n_tokens, sum over query heads of LayerRows::OutputWidth]
+  MachineBuffer outputs;   // [n_tokens, n_heads * head_dim] where heads share latents
   // [n_tokens, mlp_rows()] f32 and [n_tokens, ffn_dim] types.activations; with experts n_used rows
   // a token, those of an expert side by side.
   MachineBuffer mlp_in;
   MachineBuffer gated;
-  MachineBuffer added;       // [n_tokens, hidden_dim] f32, where what is added to the stream is
-                             // normalised or summed over ranks
+  MachineBuffer added;  // [n_tokens, hidden_dim] f32, where what is added to the stream is
+                        // normalised or summed over ranks
   // Of layers with experts, whose tokens are n_used rows: what routers read, [n_tokens, hidden_dim]
   // f32, where types.activations is another; what experts read, types.activations, and put out, f32
   // and the rows of the shared MLP behind it.

@@ -57,6 +57,9 @@ struct AttentionKind {
   // Llama 4 and Ministral 3 do; 0: by 1.
   double query_growth = 0;
   double growth_context = 0;
+
+  // That number at a position.
+  double GrowthAt(int position) const;
 };
 
 // The attention of every layer. Most models have one kind; in others layers with a window take
@@ -104,6 +107,7 @@ enum class WeightLayout {
   kHunyuan,
   kInternLm2,
   kApertus,
+  kGlm,         // gate and up in one tensor, and names of norms of its own
   kMixtral,     // as kLlama, with a router and experts of other names
   kGraniteMoe,  // as kLlama, with experts that stand in one tensor
   kGptOss,      // the same, with gate and up row by row in turn
@@ -276,10 +280,16 @@ struct ModelConfig {
   bool decides_in_queries() const { return dms.has_value() && dms->query_channel.has_value(); }
   // Describes in one line how positions enter queries and keys, for calibration files.
   std::string DescribePositions() const;
-  // Settles what depends on the longest context that will be used, in 1 .. max_seq_len: LongRope
-  // takes its long factors when that exceeds original_max_position (as Hugging Face does by the
-  // length at hand), and otherwise its short ones, and max_seq_len becomes original_max_position.
+  // Settles what depends on the longest context that will be used, in 1 .. longest_context().
+  // LongRope takes its long factors when that exceeds original_max_position (as Hugging Face does
+  // by the length at hand), and otherwise its short ones, and max_seq_len becomes
+  // original_max_position.
+  // Dynamic scaling takes the theta of texts of that length, or that of original_max_position where
+  // it is shorter, and max_seq_len becomes the length that it took.
   void ChooseContext(int n_positions);
+  // The longest context that may be chosen: max_seq_len, but with dynamic scaling `factor` times as
+  // many positions as the model was trained on.
+  int longest_context() const;
 };
 
 // Reads the config of a Hugging Face directory or of a GGUF file (model/families/gguf_config.h).

@@ -19,9 +19,11 @@ bool HasFiniteExponents(const std::byte* data, int64_t n, Bits exponent) {
 class FileSource : public TensorSource {
  public:
   explicit FileSource(SafetensorsReader reader) : reader_(std::move(reader)) {}
-  bool Has(const std::string& name) const override { return reader_.Find(name) != nullptr; }
+  bool Has(const std::string& name) const override {
+    return reader_.Find(StoredName(name)) != nullptr;
+  }
   StatusOr<StoredTensor> Get(const std::string& name, const std::vector<int64_t>& shape) override {
-    KVL_ASSIGN_OR_RETURN(const TensorView* view, reader_.Get(name, shape));
+    KVL_ASSIGN_OR_RETURN(const TensorView* view, reader_.Get(StoredName(name), shape));
     return StoredTensor{view->dtype, {}, view->shape, view->data, view->n_bytes};
   }
   void Done(const StoredTensor& tensor) override {
@@ -30,6 +32,24 @@ class FileSource : public TensorSource {
   bool is_mapped() const override { return true; }
 
  private:
+  // What the file calls a tensor. Models that read more than text hold their language model below
+  // a prefix, and files of a model without its head leave "model." out.
+  std::string StoredName(const std::string& name) const {
+    constexpr std::string_view kModel = "model.";
+    if (reader_.Find(name) != nullptr) return name;
+    std::vector<std::string> others = {"language_model." + name};
+    if (name.starts_with(kModel)) {
+      const std::string rest = name.substr(kModel.size());
+      others.push_back("model.language_model." + rest);
+      others.push_back("language_model." + rest);
+      others.push_back(rest);
+    }
+    for (std::string& other : others) {
+      if (reader_.Find(other) != nullptr) return std::move(other);
+    }
+    return name;
+  }
+
   SafetensorsReader reader_;
 };
 

@@ -226,8 +226,7 @@ std::vector<Projection> WeightNames::shared_in(int layer_idx) const {
   const int64_t ffn = config_.experts->shared_ffn_dim, hidden = config_.hidden_dim;
   if (!config_.has_gate()) return {Whole(layer_idx, t.shared_up, ffn, hidden)};
   if (*t.shared_gate == 0) return {Whole(layer_idx, t.shared_up, 2 * ffn, hidden)};
-  return {Whole(layer_idx, t.shared_gate, ffn, hidden),
-          Whole(layer_idx, t.shared_up, ffn, hidden)};
+  return {Whole(layer_idx, t.shared_gate, ffn, hidden), Whole(layer_idx, t.shared_up, ffn, hidden)};
 }
 
 Projection WeightNames::shared_out(int layer_idx) const {

@@ -163,6 +163,16 @@ WeightTable GemmaTable(const ModelConfig& config) {
   return t;
 }
 
+WeightTable GlmTable(const ModelConfig& config) {
+  WeightTable t = LlamaTable(config);
+  t.gate = "";
+  t.up = "mlp.gate_up_proj";
+  t.ffn_norm = "post_attention_layernorm";
+  t.attn_out_norm = "post_self_attn_layernorm";
+  t.ffn_out_norm = "post_mlp_layernorm";
+  return t;
+}
+
 WeightTable Starcoder2Table(const ModelConfig& config) {
   WeightTable t = LlamaTable(config);
   t.up = "mlp.c_fc";
@@ -320,6 +330,8 @@ WeightTable TableOf(const ModelConfig& config, const TensorSource& source) {
       return Phi3Table(config);
     case WeightLayout::kGemma:
       return GemmaTable(config);
+    case WeightLayout::kGlm:
+      return GlmTable(config);
     case WeightLayout::kFalcon:
       return FalconTable(config);
     case WeightLayout::kGpt2:

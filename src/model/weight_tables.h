@@ -12,19 +12,19 @@ namespace kvlathe {
 // behind the other.
 struct ExpertTable {
   const char* router = "mlp.gate";
-  const char* choice_bias = "";  // the whole name
-  bool is_choice_bias_row = false;  // [1, n_experts] in place of [n_experts]
+  const char* choice_bias = "";                   // the whole name
+  bool is_choice_bias_row = false;                // [1, n_experts] in place of [n_experts]
   const char* gate = "mlp.experts.{}.gate_proj";  // empty: `up` holds both, gate first
   const char* up = "mlp.experts.{}.up_proj";
   const char* down = "mlp.experts.{}.down_proj";
-  bool takes_turns = false;    // gate and up row by row, gate first, in `up`
-  bool is_transposed = false;  // each is stored [n_in, n_out]
+  bool takes_turns = false;     // gate and up row by row, gate first, in `up`
+  bool is_transposed = false;   // each is stored [n_in, n_out]
   bool has_bare_names = false;  // no ".weight"; and "_bias" in place of ".bias"
   const char* shared_gate = "mlp.shared_expert.gate_proj";  // as of gate
   const char* shared_up = "mlp.shared_expert.up_proj";
   const char* shared_down = "mlp.shared_expert.down_proj";
   const char* shared_router = "mlp.shared_expert_gate";  // with has_shared_gate
-  bool is_shared_router_vector = false;  // [hidden_dim] in place of [1, hidden_dim]
+  bool is_shared_router_vector = false;                  // [hidden_dim] in place of [1, hidden_dim]
 };
 
 struct WeightTable {

@@ -64,7 +64,7 @@ void BM_Layer(benchmark::State& state) {
     if (is_back) {
       benchmark::DoNotOptimize(pass.RunBack(loaded.stream.data(), gradient.data()));
     } else {
-      pass.Run(gradient.data());
+      benchmark::DoNotOptimize(pass.Run(gradient.data()));
     }
   }
 }

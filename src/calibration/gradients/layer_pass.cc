@@ -39,18 +39,26 @@ Status LayerPass::PrepareKept() {
       {&KeptRows::v, kv},
       {&KeptRows::attended, q},
       {&KeptRows::attention_out, hidden},
-      {&KeptRows::middle, hidden},
-      {&KeptRows::up, feed_forward_.KeptWidth()}};
-  int64_t n_bytes = 0;  // of a layer
-  for (const auto& [unused, width] : all) {
-    n_bytes += n_tokens_ * width * static_cast<int64_t>(sizeof(float));
+      {&KeptRows::middle, hidden}};
+  int64_t n_bytes = 0;  // of a layer, but for its MLP
+  const auto bytes_of = [&](int64_t width) {
+    return n_tokens_ * width * static_cast<int64_t>(sizeof(float));
+  };
+  for (const auto& [unused, width] : all) n_bytes += bytes_of(width);
+  int64_t n_kept = 0, n_left = kept_bytes_, widest_mlp = 0;
+  for (int l = 0; l < c.n_layers; ++l) {
+    const int64_t of_mlp = feed_forward_.KeptWidth(l);
+    widest_mlp = std::max(widest_mlp, of_mlp);
+    n_left -= n_bytes + bytes_of(of_mlp);
+    if (n_left >= 0) n_kept = l + 1;
   }
-  const int64_t n_kept = std::min<int64_t>(c.n_layers, kept_bytes_ / n_bytes);
   kept_.resize(n_kept + 1);
-  for (KeptRows& kept : kept_) {
+  for (int64_t l = 0; l <= n_kept; ++l) {
     for (const auto& [rows, width] : all) {
-      KVL_RETURN_IF_ERROR((kept.*rows).Prepare(n_tokens_, width));
+      KVL_RETURN_IF_ERROR((kept_[l].*rows).Prepare(n_tokens_, width));
     }
+    const int64_t of_mlp = l < n_kept ? feed_forward_.KeptWidth(static_cast<int>(l)) : widest_mlp;
+    KVL_RETURN_IF_ERROR(kept_[l].up.Prepare(n_tokens_, of_mlp));
   }
   return OkStatus();
 }
@@ -290,14 +298,17 @@ void LayerPass::RunAttention(const float* stream, bool shows_queries) {
   products_.Multiply(matrices_.o, values_->o_bias, &now_->attended, &now_->attention_out);
 }
 
-void LayerPass::RunMlp(const float* from) {
-  const ModelConfig& c = config();
-  if (c.shared_norm) {
+void LayerPass::ReadForMlp(const float* from) {
+  if (config().shared_norm) {
     std::copy_n(forward_.normed.data(), n_tokens_ * forward_.normed.width(),
                 forward_.ffn_normed.data());
   } else {
     ReadStream(layer().ffn_norm, from, &forward_.ffn_normed);
   }
+}
+
+void LayerPass::RunMlp(const float* from) {
+  ReadForMlp(from);
   feed_forward_.RunIn(&forward_.ffn_normed, &now_->up);
 }
 
@@ -313,7 +324,7 @@ void LayerPass::AddToStream(const NormWeights& norm, TokenRows* part, float* str
   });
 }
 
-void LayerPass::Run(float* stream, QkvObserver* observer) {
+Status LayerPass::Run(float* stream, QkvObserver* observer) {
   const bool is_parallel = config().parallel_block;
   RunAttention(stream, observer != nullptr);
   if (observer != nullptr) {
@@ -327,9 +338,10 @@ void LayerPass::Run(float* stream, QkvObserver* observer) {
     std::copy_n(stream, n_tokens_ * config().hidden_dim, now_->middle.data());
   }
   RunMlp(stream);
-  feed_forward_.RunOut(&now_->up, &forward_.mlp_out);
+  KVL_RETURN_IF_ERROR(feed_forward_.RunOut(&forward_.ffn_normed, &now_->up, &forward_.mlp_out));
   if (is_parallel) AddToStream(layer().attn_out_norm, &now_->attention_out, stream);
   AddToStream(layer().ffn_out_norm, &forward_.mlp_out, stream);
+  return OkStatus();
 }
 
 const float* LayerPass::GradientOfPart(const NormWeights& norm, TokenRows* part,
@@ -339,10 +351,14 @@ const float* LayerPass::GradientOfPart(const NormWeights& norm, TokenRows* part,
   return back_.part.data();
 }
 
-void LayerPass::RunMlpBack(const float* d_added) {
-  if (config().norms.of_outputs) feed_forward_.RunOut(&now_->up, &forward_.mlp_out);
-  feed_forward_.RunBack(&now_->up, GradientOfPart(layer().ffn_out_norm, &forward_.mlp_out, d_added),
-                        &back_.ffn_normed);
+Status LayerPass::RunMlpBack(const float* d_added) {
+  TokenRows* const from = &forward_.ffn_normed;
+  if (config().norms.of_outputs) {
+    KVL_RETURN_IF_ERROR(feed_forward_.RunOut(from, &now_->up, &forward_.mlp_out));
+  }
+  return feed_forward_.RunBack(from, &now_->up,
+                               GradientOfPart(layer().ffn_out_norm, &forward_.mlp_out, d_added),
+                               &back_.ffn_normed);
 }
 
 void LayerPass::TurnRowsBack() {
@@ -389,12 +405,16 @@ void LayerPass::RunAttentionBack(const float* d_added) {
   products_.MultiplyBack(matrices_.v, back_.v.data(), &back_.normed, true);
 }
 
-RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
+StatusOr<RowGradients> LayerPass::RunBack(const float* stream, float* gradient) {
   const ModelConfig& c = config();
   const int64_t n_values = n_tokens_ * c.hidden_dim;
   const float* const mlp_from = c.parallel_block ? stream : now_->middle.data();
   if (IsKept()) {
     CopyKeys(&now_->qk, &shown_.k_post_rows);
+    if (feed_forward_.ReadsAgain()) {
+      ReadStream(layer().attn_norm, stream, &forward_.normed);
+      ReadForMlp(mlp_from);
+    }
   } else {
     RunAttention(stream, /*shows_queries=*/false);
     if (!c.parallel_block) {
@@ -403,7 +423,7 @@ RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
     }
     RunMlp(mlp_from);
   }
-  RunMlpBack(gradient);
+  KVL_RETURN_IF_ERROR(RunMlpBack(gradient));
   const bool has_ffn_norm = !c.shared_norm;
   if (!c.parallel_block) {
     ReadStreamBack(layer().ffn_norm, mlp_from, &back_.ffn_normed, gradient);
@@ -417,21 +437,21 @@ RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
   }
   ReadStreamBack(layer().attn_norm, stream, &back_.normed, gradient);
   ReadStream(layer().attn_norm, stream, &forward_.normed);
-  return {.layer_idx = layer_idx_,
-          .n_tokens = n_tokens_,
-          .k_post = shown_.far_k_post.data(),
-          .k_pre = shown_.far_k_pre.data(),
-          .v = shown_.far_v.data(),
-          .k_post_rows = shown_.k_post_rows.data(),
-          .k_pre_rows = now_->k_pre.data(),
-          .v_rows = now_->v.data(),
-          .projections = {.inputs = forward_.normed.data(),
-                          .k = back_.qk.data() + int64_t{c.n_heads} * c.head_dim,
-                          .k_stride = back_.qk.width(),
-                          .v = back_.v.data()},
-          .through_all = {.k_post = shown_.all_k_post.data(),
-                          .k_pre = shown_.all_k_pre.data(),
-                          .v = back_.v.data()}};
+  return RowGradients{.layer_idx = layer_idx_,
+                      .n_tokens = n_tokens_,
+                      .k_post = shown_.far_k_post.data(),
+                      .k_pre = shown_.far_k_pre.data(),
+                      .v = shown_.far_v.data(),
+                      .k_post_rows = shown_.k_post_rows.data(),
+                      .k_pre_rows = now_->k_pre.data(),
+                      .v_rows = now_->v.data(),
+                      .projections = {.inputs = forward_.normed.data(),
+                                      .k = back_.qk.data() + int64_t{c.n_heads} * c.head_dim,
+                                      .k_stride = back_.qk.width(),
+                                      .v = back_.v.data()},
+                      .through_all = {.k_post = shown_.all_k_post.data(),
+                                      .k_pre = shown_.all_k_pre.data(),
+                                      .v = back_.v.data()}};
 }
 
 }  // namespace kvlathe

@@ -72,12 +72,13 @@ class LayerPass {
   Status Load(int layer_idx, PassWays ways);
 
   // Of the layer that was loaded: stream [n_tokens, hidden_dim] becomes what the layer makes of it.
-  // Shows the rows of the window to `observer`, unless it is null.
-  void Run(float* stream, QkvObserver* observer = nullptr);
+  // Shows the rows of the window to `observer`, unless it is null. kResourceExhausted when there is
+  // no memory for an expert in F32.
+  Status Run(float* stream, QkvObserver* observer = nullptr);
   // Of a layer that was loaded for both ways, after Run of the same window: from what went into it
   // and the gradient with respect to what came out, which becomes the
-  // gradient with respect to what went in. Returns what rows of the layer get.
-  RowGradients RunBack(const float* stream, float* gradient);
+  // gradient with respect to what went in. Returns what rows of the layer get. Errors as Run.
+  StatusOr<RowGradients> RunBack(const float* stream, float* gradient);
 
  private:
   const ModelConfig& config() const { return weights_->config(); }
@@ -113,10 +114,11 @@ class LayerPass {
   void RunAttention(const float* stream, bool shows_queries);
   void ProjectRows(bool shows_queries);
   void RunMlp(const float* from);
+  void ReadForMlp(const float* from);
   // Adds `part`, normalised where the model does that, to the stream.
   void AddToStream(const NormWeights& norm, TokenRows* part, float* stream);
   // The parts of RunBack. `d_added` is the gradient with respect to what was added to the stream.
-  void RunMlpBack(const float* d_added);
+  Status RunMlpBack(const float* d_added);
   void RunAttentionBack(const float* d_added);
   void TurnRowsBack();
   Status PrepareKept();

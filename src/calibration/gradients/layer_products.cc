@@ -19,28 +19,26 @@ Status LayerProducts::Load(const Weight& weight, PassWays ways, LayerMatrix* to)
   return to->values.Unpack(weight, pool_);
 }
 
-void LayerProducts::Multiply(const LayerMatrix& w, const FloatTable& bias, TokenRows* from,
-                             TokenRows* to) {
-  if (TakesPacked(*w.packed)) {
-    return packed_.Run(*w.packed, bias, n_tokens_, from->data(), to->data());
-  }
+void LayerProducts::MultiplySome(const LayerMatrix& w, const RowBias& bias, int64_t n_rows,
+                                 const float* from, float* to) {
+  if (TakesPacked(*w.packed)) return packed_.Run(*w.packed, bias.place, n_rows, from, to);
   MultiplyRows({.w = &w.values,
-                .n_rows = n_tokens_,
-                .from = from->data(),
-                .from_stride = from->width(),
-                .to = to->data(),
-                .to_stride = to->width()},
-               bias.empty() ? nullptr : bias.data(), pool_);
+                .n_rows = n_rows,
+                .from = from,
+                .from_stride = w.values.n_in(),
+                .to = to,
+                .to_stride = w.values.n_out()},
+               bias.values, pool_);
 }
 
-void LayerProducts::MultiplyBack(const LayerMatrix& w, const float* from, TokenRows* to,
-                                 bool accumulate) {
+void LayerProducts::MultiplySomeBack(const LayerMatrix& w, int64_t n_rows, const float* from,
+                                     float* to, bool accumulate) {
   MultiplyRowsBack({.w = &w.values,
-                    .n_rows = n_tokens_,
+                    .n_rows = n_rows,
                     .from = from,
                     .from_stride = w.values.n_out(),
-                    .to = to->data(),
-                    .to_stride = to->width(),
+                    .to = to,
+                    .to_stride = w.values.n_in(),
                     .accumulate = accumulate},
                    pool_);
 }

@@ -28,6 +28,20 @@ class TokenRows {
 // Which ways of a layer somebody wants to go.
 enum class PassWays { kForward, kBoth };
 
+// What a product adds, [n_out] F32: on the host and on the machine. Null: nothing.
+struct RowBias {
+  const float* values = nullptr;
+  ObjectPlace place;
+
+  RowBias() = default;
+  // n_before numbers of the table belong to others.
+  explicit RowBias(const FloatTable& table, int64_t n_before = 0) {
+    if (table.empty()) return;
+    values = table.data() + n_before;
+    place = table.place() + n_before * static_cast<int64_t>(sizeof(float));
+  }
+};
+
 // A matrix of a layer, as the machine has it and in F32 where a product takes it so.
 struct LayerMatrix {
   const Weight* packed = nullptr;
@@ -45,10 +59,19 @@ class LayerProducts {
   Status Prepare(int64_t n_tokens, int64_t widest);
   // Unpacks what `ways` needs of a matrix.
   Status Load(const Weight& weight, PassWays ways, LayerMatrix* to);
-  void Multiply(const LayerMatrix& w, const FloatTable& bias, TokenRows* from, TokenRows* to);
+  void Multiply(const LayerMatrix& w, const FloatTable& bias, TokenRows* from, TokenRows* to) {
+    MultiplySome(w, RowBias(bias), n_tokens_, from->data(), to->data());
+  }
   // From the gradient with respect to what Multiply makes that with respect to its rows, which
   // takes the place of what is in `to` or is added to it.
-  void MultiplyBack(const LayerMatrix& w, const float* from, TokenRows* to, bool accumulate);
+  void MultiplyBack(const LayerMatrix& w, const float* from, TokenRows* to, bool accumulate) {
+    MultiplySomeBack(w, n_tokens_, from, to->data(), accumulate);
+  }
+  // The same of n_rows dense rows, at most as many as there are tokens.
+  void MultiplySome(const LayerMatrix& w, const RowBias& bias, int64_t n_rows, const float* from,
+                    float* to);
+  void MultiplySomeBack(const LayerMatrix& w, int64_t n_rows, const float* from, float* to,
+                        bool accumulate);
 
   int64_t n_tokens() const { return n_tokens_; }
   ThreadPool* pool() const { return pool_; }

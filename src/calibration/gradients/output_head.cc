@@ -61,7 +61,7 @@ Status OutputHead::MakeLogits(int64_t n, const float* normed, float* logits) {
   const Weight& head = weights_->lm_head();
   if (PackedProducts::AreFaster(head.type(), weights_->types().activations, isa_)) {
     KVL_RETURN_IF_ERROR(packed_.Prepare(n * c.hidden_dim, n * c.vocab_size));
-    packed_.Run(head, weights_->lm_head_bias(), n, normed, logits);
+    packed_.Run(head, weights_->lm_head_bias().place(), n, normed, logits);
     return OkStatus();
   }
   const float* const bias = weights_->lm_head_bias().data();

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <numbers>
 
-#include "cpu/kernels/elementwise/gates.h"
-
 namespace kvlathe {
 namespace {
 
@@ -68,7 +66,7 @@ void UngatedBack(const F& activation, int64_t n, const float* up, const float* d
 // g sigmoid(1.702 g) (u + 1) with a clamped g and u: what is cut off has no slope.
 void ClampedSwigluBack(int64_t n_rows, int64_t ffn_dim, const float* up, const float* d_gated,
                        float* d_up) {
-  constexpr float kLimit = 7, kSlope = 1.702f;
+  constexpr float kLimit = kGateLimit, kSlope = kSigmoidSlope;
   for (int64_t t = 0; t < n_rows; ++t) {
     const float* const gates = up + t * 2 * ffn_dim;
     float* const d_gates = d_up + t * 2 * ffn_dim;
@@ -156,11 +154,11 @@ void Gate(const ElementwiseKernels& kernels, const RowGate& gate, int64_t n_rows
     case MlpKind::kGeluTanh:
       return kernels.gelu_tanh(up, n, DType::kF32, gated);
     case MlpKind::kRelu2:
-      return Relu2(up, n, DType::kF32, gated);
+      return kernels.relu2(up, n, DType::kF32, gated);
     case MlpKind::kXielu:
-      return Xielu(gate.xielu, up, n, DType::kF32, gated);
+      return kernels.xielu(gate.xielu, up, n, DType::kF32, gated);
     case MlpKind::kClampedSwiglu:
-      return ClampedSwiglu(up, n_rows, ffn_dim, DType::kF32, gated);
+      return kernels.clamped_swiglu(up, n_rows, ffn_dim, DType::kF32, gated);
   }
 }
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/elementwise/elementwise.h"
-#include "machine/plans.h"
+#include "machine/xielu_numbers.h"
 #include "model/config.h"
 
 namespace kvlathe {

@@ -36,6 +36,21 @@ constexpr std::array kFamilies = {
     Family{"internlm2", ReadInternLm2},
     Family{"arcee", ReadArcee},
     Family{"apertus", ReadApertus},
+
+    Family{"gemma", ReadGemma},
+    Family{"gemma2", ReadGemma2},
+    Family{"smollm3", ReadSmolLm3},
+    Family{"granite", ReadGranite},
+    Family{"olmo2", ReadOlmo2},
+    Family{"olmo3", ReadOlmo3},
+    Family{"exaone4", ReadExaone4},
+    Family{"glm", ReadGlm},
+    Family{"glm4", ReadGlm4},
+    Family{"cohere", ReadCohere},
+    Family{"cohere2", ReadCohere2},
+    Family{"ministral", ReadMinistral},
+    Family{"ministral3", ReadMinistral3},
+
     // With experts.
     Family{"mixtral", ReadMixtral},
     Family{"qwen2_moe", ReadQwen2Moe},

@@ -31,9 +31,10 @@ Status ReadExpertGroups(const ConfigFields& fields, ModelConfig* c) {
   }
   const int n_open = e.n_experts / e.n_groups * e.n_used_groups;
   if (e.n_used > n_open) {
-    return Error(StatusCode::kDataLoss,
-                 "{}: a token goes to {} experts, but the {} groups that it may choose from have {}",
-                 fields.where(), e.n_used, e.n_used_groups, n_open);
+    return Error(
+        StatusCode::kDataLoss,
+        "{}: a token goes to {} experts, but the {} groups that it may choose from have {}",
+        fields.where(), e.n_used, e.n_used_groups, n_open);
   }
   return OkStatus();
 }

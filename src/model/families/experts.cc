@@ -94,13 +94,13 @@ Status ReadGptOss(const ConfigFields& fields, ModelConfig* c) {
   } else {
     for (int l = 0; l < c->n_layers; ++l) c->attention.kind_of_layer.push_back((l + 1) % 2);
   }
-  KVL_RETURN_IF_ERROR(ReadExperts(fields,
-                                  {.count = "num_local_experts",
-                                   .other_count = "num_experts",
-                                   .used = fields.Has("num_experts_per_tok") ? "num_experts_per_tok"
-                                                                             : "experts_per_token",
-                                   .ffn = "intermediate_size"},
-                                  c));
+  KVL_RETURN_IF_ERROR(ReadExperts(
+      fields,
+      {.count = "num_local_experts",
+       .other_count = "num_experts",
+       .used = fields.Has("num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token",
+       .ffn = "intermediate_size"},
+      c));
   c->experts->score = ExpertsConfig::Score::kSoftmaxOfChosen;
   c->experts->has_router_bias = true;
   c->experts->has_biases = true;
@@ -202,9 +202,8 @@ Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(const double scale, fields.NumberOr("routed_scaling_factor", 1, 0, 1e6));
   experts.scale = static_cast<float>(scale);
   KVL_ASSIGN_OR_RETURN(const int n_shared, fields.IntegerOr("num_shared_experts", 0, 0, 64));
-  KVL_ASSIGN_OR_RETURN(
-      const int shared_ffn,
-      fields.IntegerOr("moe_shared_expert_intermediate_size", experts.ffn_dim, 1, kMaxDim));
+  KVL_ASSIGN_OR_RETURN(const int shared_ffn, fields.IntegerOr("moe_shared_expert_intermediate_size",
+                                                              experts.ffn_dim, 1, kMaxDim));
   experts.shared_ffn_dim = n_shared * shared_ffn;
   KVL_RETURN_IF_ERROR(ReadExpertGroups(fields, c));
   KVL_RETURN_IF_ERROR(ReadDenseLayers(fields, "first_k_dense_replace", c));

@@ -111,33 +111,14 @@ Status ReadGelu(const ConfigFields& fields, const char* fallback, ModelConfig* c
                           "gelu, gelu_new, gelu_pytorch_tanh, gelu_fast");
 }
 
-Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadShapes(fields, c));
+Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c, const ShapeDefaults& defaults) {
+  KVL_RETURN_IF_ERROR(ReadShapes(fields, c, defaults));
   return RequireActivation(fields, "silu");
 }
 
-Status ReadLayerTypes(const ConfigFields& fields, ModelConfig* c) {
-  if (!fields.Has("layer_types")) {
-    KVL_ASSIGN_OR_RETURN(const int period, fields.IntegerOr("sliding_window_pattern", 6, 1, 1024));
-    for (int l = 0; l < c->n_layers; ++l) {
-      c->attention.kind_of_layer.push_back((l + 1) % period == 0 ? 0 : 1);
-    }
-    return OkStatus();
-  }
-  const nlohmann::json& types = fields.at("layer_types");
-  if (!types.is_array() || std::ssize(types) != c->n_layers) {
-    return Error(StatusCode::kDataLoss, "{}: 'layer_types' is not a list of {} names",
-                 fields.where(), c->n_layers);
-  }
-  for (const nlohmann::json& type : types) {
-    if (type != "sliding_attention" && type != "full_attention") {
-      return Error(StatusCode::kUnimplemented,
-                   "{}: layer type {} is not supported; supported: sliding_attention, "
-                   "full_attention",
-                   fields.where(), type.dump());
-    }
-    c->attention.kind_of_layer.push_back(type == "full_attention" ? 0 : 1);
-  }
+Status ReadAttentionBias(const ConfigFields& fields, ModelConfig* c) {
+  KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
+  c->biases.o = c->biases.qkv;
   return OkStatus();
 }
 

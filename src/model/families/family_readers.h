@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "model/config.h"
@@ -53,10 +54,19 @@ Status RequireActivation(const ConfigFields& fields, const std::string& name);
 // hidden_act, one of the names of GELU: exact or its tanh approximation.
 Status ReadGelu(const ConfigFields& fields, const char* fallback, ModelConfig* c);
 // The same with its activation, silu.
-Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c);
-// layer_types, or where there are none every so many layers: which layers are of kind 0
-// (full_attention) and which of kind 1 (sliding_attention).
-Status ReadLayerTypes(const ConfigFields& fields, ModelConfig* c);
+Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c,
+                     const ShapeDefaults& defaults = {});
+// attention_bias, of Q, K, V and O alike.
+Status ReadAttentionBias(const ConfigFields& fields, ModelConfig* c);
+// layer_types, or where there are none every so many layers (sliding_window_pattern): which layers
+// are of kind 0 (full_attention) and which of kind 1 (sliding_attention).
+Status ReadLayerTypes(const ConfigFields& fields, int default_period, ModelConfig* c);
+// layer_types of n_layers layers: whether each is sliding_attention; empty where there are none.
+StatusOr<std::vector<bool>> ReadSlidingLayers(const ConfigFields& fields, int n_layers);
+// Gives a kind of its own to each pair of RoPE and window that some layer has: `turns` and
+// `slides` have n_layers numbers. Layers that do not turn have no positions.
+void SetLayerKinds(const RopeConfig& rope, int window, const std::vector<bool>& turns,
+                   const std::vector<bool>& slides, ModelConfig* c);
 
 // Families, by model_type.
 Status ReadLlama(const ConfigFields& fields, ModelConfig* c);
@@ -67,6 +77,20 @@ Status ReadPhi3(const ConfigFields& fields, ModelConfig* c);
 Status ReadGemma3(const ConfigFields& fields, ModelConfig* c);
 Status ReadGpt2(const ConfigFields& fields, ModelConfig* c);
 Status ReadFalcon(const ConfigFields& fields, ModelConfig* c);
+
+Status ReadMinistral(const ConfigFields& fields, ModelConfig* c);
+Status ReadMinistral3(const ConfigFields& fields, ModelConfig* c);
+Status ReadGemma(const ConfigFields& fields, ModelConfig* c);
+Status ReadGemma2(const ConfigFields& fields, ModelConfig* c);
+Status ReadSmolLm3(const ConfigFields& fields, ModelConfig* c);
+Status ReadGranite(const ConfigFields& fields, ModelConfig* c);
+Status ReadOlmo2(const ConfigFields& fields, ModelConfig* c);
+Status ReadOlmo3(const ConfigFields& fields, ModelConfig* c);
+Status ReadExaone4(const ConfigFields& fields, ModelConfig* c);
+Status ReadGlm(const ConfigFields& fields, ModelConfig* c);
+Status ReadGlm4(const ConfigFields& fields, ModelConfig* c);
+Status ReadCohere(const ConfigFields& fields, ModelConfig* c);
+Status ReadCohere2(const ConfigFields& fields, ModelConfig* c);
 
 // Those with LayerNorm, layer_norm_families.cc.
 Status ReadStarcoder2(const ConfigFields& fields, ModelConfig* c);

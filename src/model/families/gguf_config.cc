@@ -38,6 +38,18 @@ constexpr std::array kArchitectures = {
     Architecture{"internlm2", gguf::ReadInternLm2, true},
     Architecture{"arcee", gguf::ReadArcee, true},
     Architecture{"apertus", gguf::ReadApertus},
+
+    Architecture{"gemma", gguf::ReadGemma},
+    Architecture{"gemma2", gguf::ReadGemma2},
+    Architecture{"smollm3", gguf::ReadSmolLm3, true},
+    Architecture{"olmo2", gguf::ReadOlmo2},
+    Architecture{"granite", gguf::ReadGranite, true},
+    Architecture{"glm4", gguf::ReadGlm4, true},
+    Architecture{"command-r", gguf::ReadCommandR, true},
+    Architecture{"cohere2", gguf::ReadCohere2, true},
+    Architecture{"exaone4", gguf::ReadExaone4},
+    Architecture{"mistral3", gguf::ReadMistral3, true},
+
     // With experts.
     Architecture{"qwen3moe", gguf::ReadQwen3Moe},
 };

@@ -45,9 +45,8 @@ Status ShareExperts(const ModelConfig& model, const std::vector<double>& of_rank
                     ModelShard* shard) {
   const ExpertsConfig& experts = *model.experts;
   const auto n_ranks = static_cast<int64_t>(of_ranks.size());
-  const int narrowest = std::min(experts.ffn_dim, experts.shared_ffn_dim > 0
-                                                      ? experts.shared_ffn_dim
-                                                      : experts.ffn_dim);
+  const int narrowest = std::min(
+      experts.ffn_dim, experts.shared_ffn_dim > 0 ? experts.shared_ffn_dim : experts.ffn_dim);
   if (narrowest < 2 * n_ranks) {
     return Error(StatusCode::kInvalidArgument,
                  "experts of {} columns cannot be shared among {} ranks; use --pp in place of --tp",
@@ -57,8 +56,8 @@ Status ShareExperts(const ModelConfig& model, const std::vector<double>& of_rank
   for (double& n : of_each) n /= experts.n_used;
   shard->expert_columns = BalancedColumns(experts.ffn_dim, of_each)[shard->tensor_rank];
   if (experts.shared_ffn_dim == 0) return OkStatus();
-  shard->shared_columns = BalancedColumns(
-      experts.shared_ffn_dim, std::vector<double>(of_ranks.size()))[shard->tensor_rank];
+  shard->shared_columns = BalancedColumns(experts.shared_ffn_dim,
+                                          std::vector<double>(of_ranks.size()))[shard->tensor_rank];
   return OkStatus();
 }
 

@@ -13,8 +13,8 @@ RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens) {
                      .gqa_group = rows.queries_per_key(),
                      .head_dim = rows.head_dim,
                      .stride = rows.QkStride(),
-                     .cos = layer.rotations->cos(layer.idx),
-                     .sin = layer.rotations->sin(layer.idx),
+                     .cos = layer.rotations->query_cos(layer.idx),
+                     .sin = layer.rotations->query_sin(layer.idx),
                      .key_cos = layer.rotations->cos(layer.idx),
                      .key_sin = layer.rotations->sin(layer.idx),
                      .rope_dim = layer.rotations->rope_dim(layer.idx)};

@@ -57,8 +57,8 @@ Status ModelWeights::LoadExperts(int layer_idx, ThreadPool* pool) {
   KVL_ASSIGN_OR_RETURN(experts.in_bias, Upload(std::move(in_biases)));
   KVL_ASSIGN_OR_RETURN(experts.down_bias, Upload(std::move(down_biases)));
   if (c.shared_ffn_dim == 0) return OkStatus();
-  KVL_ASSIGN_OR_RETURN(experts.shared_in, reader_.Pack(held_names_.shared_in(layer_idx), types_,
-                                                       residents(), pool));
+  KVL_ASSIGN_OR_RETURN(experts.shared_in,
+                       reader_.Pack(held_names_.shared_in(layer_idx), types_, residents(), pool));
   KVL_ASSIGN_OR_RETURN(experts.shared_down, reader_.Pack({held_names_.shared_out(layer_idx)},
                                                          types_, residents(), pool));
   return OkStatus();

@@ -130,10 +130,10 @@ StatusOr<float> WeightReader::Number(const std::string& name) {
 StatusOr<std::vector<float>> WeightReader::Bias(const Projection& projection) {
   const bool is_stacked = projection.n_stacked > 0;
   const int64_t n = projection.n_stored;
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> stored,
-                       Numbers(projection.bias_name(),
-                               is_stacked ? std::vector<int64_t>{projection.n_stacked, n}
-                                          : std::vector<int64_t>{n}));
+  KVL_ASSIGN_OR_RETURN(
+      const std::vector<float> stored,
+      Numbers(projection.bias_name(), is_stacked ? std::vector<int64_t>{projection.n_stacked, n}
+                                                 : std::vector<int64_t>{n}));
   const auto first = stored.begin() + (is_stacked ? projection.stacked_idx * n : 0);
   std::vector<float> bias;
   for (const Projection::Run& run : projection.runs) {

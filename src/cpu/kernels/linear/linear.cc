@@ -162,7 +162,8 @@ struct Linear::State {
     const int64_t n_own =
         has_few_rows ? n_tasks * kOwnShareNumerator / kOwnShareDenominator / n_workers : 0;
     const int64_t step =
-        has_few_rows ? 1 : std::clamp<int64_t>(n_tasks / (kStepsPerWorker * n_workers), 1, n_blocks);
+        has_few_rows ? 1
+                     : std::clamp<int64_t>(n_tasks / (kStepsPerWorker * n_workers), 1, n_blocks);
     std::atomic<int64_t> next_task = n_own * n_workers;
     const auto run_tasks = [&](int64_t first, int64_t end, int worker_id) {
       while (first < end) {
@@ -175,8 +176,7 @@ struct Linear::State {
     };
     pool->Run([&](int worker_id) {
       run_tasks(worker_id * n_own, (worker_id + 1) * n_own, worker_id);
-      for (int64_t task;
-           (task = next_task.fetch_add(step, std::memory_order_relaxed)) < n_tasks;) {
+      for (int64_t task; (task = next_task.fetch_add(step, std::memory_order_relaxed)) < n_tasks;) {
         run_tasks(task, std::min(task + step, n_tasks), worker_id);
       }
     });
