@@ -90,7 +90,7 @@ Status ReadGptOss(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(c->attention.kinds[1].window,
                        fields.IntegerOr("sliding_window", 128, 1, kMaxPositions));
   if (fields.Has("layer_types")) {
-    KVL_RETURN_IF_ERROR(ReadLayerTypes(fields, c));
+    KVL_RETURN_IF_ERROR(ReadLayerTypes(fields, 2, c));
   } else {
     for (int l = 0; l < c->n_layers; ++l) c->attention.kind_of_layer.push_back((l + 1) % 2);
   }
