@@ -71,18 +71,17 @@ inline Status AttendTo(const CapturedText& text, int begin, int end, bool are_tu
     to.resize(to.size() + (end - begin) * q);
     const CodecStep step = {sequence, end - begin};
     std::vector<Status> failures;
-    KVL_RETURN_IF_ERROR(codec->Run({&step, 1},
-                                   {.layer_idx = l,
-                                    .q = (are_turned ? text.q : text.q_pre)[l].data() + begin * q,
-                                    .k = (are_turned ? text.k : text.k_pre)[l].data() + begin * k,
-                                    .v = text.v[l].data() + begin * k,
-                                    .are_turned = are_turned,
-                                    .scale = {},
-                                    .sink_logits = text.sink_logits.empty()
-                                                       ? nullptr
-                                                       : text.sink_logits[l].data(),
-                                    .out = to.data() + to.size() - (end - begin) * q},
-                                   &failures));
+    KVL_RETURN_IF_ERROR(
+        codec->Run({&step, 1},
+                   {.layer_idx = l,
+                    .q = (are_turned ? text.q : text.q_pre)[l].data() + begin * q,
+                    .k = (are_turned ? text.k : text.k_pre)[l].data() + begin * k,
+                    .v = text.v[l].data() + begin * k,
+                    .are_turned = are_turned,
+                    .scale = {},
+                    .sink_logits = text.sink_logits.empty() ? nullptr : text.sink_logits[l].data(),
+                    .out = to.data() + to.size() - (end - begin) * q},
+                   &failures));
     KVL_RETURN_IF_ERROR(failures.front());
   }
   return OkStatus();

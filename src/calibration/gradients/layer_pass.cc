@@ -1,20 +1,9 @@
 #include "calibration/gradients/layer_pass.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 namespace kvlathe {
-namespace {
-
-// What queries of a position are multiplied by.
-float QueryGrowthAt(const AttentionKind& kind, int position) {
-  if (kind.query_growth == 0) return 1;
-  const double periods = std::floor(position / kind.growth_context);
-  return static_cast<float>(1 + kind.query_growth * std::log1p(periods));
-}
-
-}  // namespace
 
 LayerPass::LayerPass(ModelWeights* weights, ThreadPool* pool, Isa isa, int newest,
                      int64_t kept_bytes)
@@ -208,7 +197,7 @@ void LayerPass::WeighTurnedQueries(TokenRows* qk) {
   products_.ForTokens([&](Range tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
       float* const row = qk->data() + t * qk->width();
-      const float growth = QueryGrowthAt(kind, static_cast<int>(t));
+      const auto growth = static_cast<float>(kind.GrowthAt(static_cast<int>(t)));
       for (int i = 0; i < c.n_heads * c.head_dim; ++i) {
         row[i] *= growth * (weights.empty() ? 1 : weights.data()[i % c.head_dim]);
       }
