@@ -160,7 +160,8 @@ TEST_P(RankGoldenModels, ComputeWhatOneMachineDoes) {
 INSTANTIATE_TEST_SUITE_P(NormFamilies, RankGoldenModels,
                          ::testing::Values("starcoder2", "gpt_neox", "phi", "nemotron", "seed_oss",
                                            "hunyuan_v1_dense", "ernie4_5", "internlm2", "arcee",
-                                           "apertus"),
+                                           "apertus", "jais2", "olmo", "orion", "exaone", "qwen",
+                                           "minicpm"),
                          [](const auto& test) { return std::string(test.param); });
 
 // Rows of GGUF files lie otherwise: permuted, transposed, regrouped.

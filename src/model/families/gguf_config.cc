@@ -27,6 +27,17 @@ constexpr std::array kArchitectures = {
     Architecture{"phi3", gguf::ReadPhi3},
     Architecture{"gpt2", gguf::ReadGpt2},
     Architecture{"falcon", gguf::ReadFalcon},
+    Architecture{"starcoder2", gguf::ReadStarcoder2},
+    Architecture{"stablelm", gguf::ReadStableLm},
+    Architecture{"gptneox", gguf::ReadGptNeox},
+    Architecture{"phi2", gguf::ReadPhi2},
+    Architecture{"nemotron", gguf::ReadNemotron},
+    Architecture{"seed_oss", gguf::ReadSeedOss},
+    Architecture{"hunyuan-dense", gguf::ReadHunyuanDense},
+    Architecture{"ernie4_5", gguf::ReadErnie45, true},
+    Architecture{"internlm2", gguf::ReadInternLm2, true},
+    Architecture{"arcee", gguf::ReadArcee, true},
+    Architecture{"apertus", gguf::ReadApertus},
 
     Architecture{"gemma", gguf::ReadGemma},
     Architecture{"gemma2", gguf::ReadGemma2},
@@ -39,17 +50,6 @@ constexpr std::array kArchitectures = {
     Architecture{"exaone4", gguf::ReadExaone4},
     Architecture{"mistral3", gguf::ReadMistral3, true},
 
-    Architecture{"starcoder2", gguf::ReadStarcoder2},
-    Architecture{"stablelm", gguf::ReadStableLm},
-    Architecture{"gptneox", gguf::ReadGptNeox},
-    Architecture{"phi2", gguf::ReadPhi2},
-    Architecture{"nemotron", gguf::ReadNemotron},
-    Architecture{"seed_oss", gguf::ReadSeedOss},
-    Architecture{"hunyuan-dense", gguf::ReadHunyuanDense},
-    Architecture{"ernie4_5", gguf::ReadErnie45, true},
-    Architecture{"internlm2", gguf::ReadInternLm2, true},
-    Architecture{"arcee", gguf::ReadArcee, true},
-    Architecture{"apertus", gguf::ReadApertus},
     Architecture{"jais2", gguf::ReadJais2},
     Architecture{"olmo", gguf::ReadOlmo, true},
     Architecture{"orion", gguf::ReadOrion},
@@ -57,6 +57,17 @@ constexpr std::array kArchitectures = {
     Architecture{"xverse", gguf::ReadXverse, true},
     Architecture{"qwen", gguf::ReadQwen},
     Architecture{"minicpm", gguf::ReadMiniCpm, true},
+
+    // With experts.
+    Architecture{"qwen2moe", gguf::ReadQwen2Moe},
+    Architecture{"qwen3moe", gguf::ReadQwen3Moe},
+    Architecture{"olmoe", gguf::ReadOlmoe},
+    Architecture{"granitemoe", gguf::ReadGraniteMoe, true},
+    Architecture{"gpt-oss", gguf::ReadGptOss},
+    Architecture{"glm4moe", gguf::ReadGlm4Moe},
+    Architecture{"ernie4_5-moe", gguf::ReadErnieMoe, true},
+    Architecture{"phimoe", gguf::ReadPhiMoe},
+    Architecture{"bailingmoe2", gguf::ReadBailingMoe2},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {
