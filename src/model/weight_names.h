@@ -46,8 +46,8 @@ struct Projection {
 struct VectorPart {
   std::string name;
   int64_t n_stored = 0;
+  int64_t n_rows = 0;                 // it is stored as a matrix of so many rows; 0: as a vector
   std::vector<Projection::Run> runs;  // in the order wanted
-  int64_t n_rows = 0;                 // stored as [n_rows, n_stored / n_rows]; 0: as [n_stored]
 };
 
 // The rows in `wanted`, rising, of the matrices of `parts` below each other; parts without any
@@ -72,6 +72,8 @@ class WeightNames {
   // other, or what heads share.
   std::vector<VectorPart> q_norm(int layer_idx) const;
   std::vector<VectorPart> k_norm(int layer_idx) const;
+  // What stands before ".alpha_p", ".alpha_n", ".beta" and ".eps", with MlpKind::kXielu.
+  std::string xielu(int layer_idx) const;
   std::string sink_logits(int layer_idx) const;    // with has_sink_logits: [n_heads]
   std::string attn_out_norm(int layer_idx) const;  // with output_norms
   std::string ffn_out_norm(int layer_idx) const;

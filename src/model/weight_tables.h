@@ -42,6 +42,7 @@ struct WeightTable {
   const char* ffn_norm = "";
   const char* q_norm = "";
   const char* k_norm = "";
+  bool has_norm_of_each_head = false;  // tensors q_norm + ".norms.0", ... in place of q_norm
   const char* attn_out_norm = "";
   const char* ffn_out_norm = "";
   const char* sinks = "";  // the whole name behind the layer
@@ -53,6 +54,7 @@ struct WeightTable {
   const char* gate = "";  // empty: the MLP has none, or one tensor holds gate and up
   const char* up = "";
   const char* down = "";
+  const char* xielu = "";  // before the names of the four numbers
   ExpertTable experts;
   Fused fused = Fused::kQueriesKeysValues;
   bool is_transposed = false;  // matrices of layers are stored [n_in, n_out]

@@ -4,17 +4,15 @@ namespace kvlathe {
 namespace {
 
 Status ReadCohereLike(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
-  KVL_RETURN_IF_ERROR(ReadEpsilon(fields, "layer_norm_eps", 1e-5, c));
-  KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", true));
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(
+      fields, c,
+      {.max_positions = 8192, .eps_key = "layer_norm_eps", .eps = 1e-5, .is_tied = true}));
   KVL_ASSIGN_OR_RETURN(const double scale, fields.NumberOr("logit_scale", 0.0625, 1e-6, 1e6));
   c->logit_scale = static_cast<float>(scale);
   c->norms.kind = NormKind::kLayerBare;
   c->parallel_block = c->shared_norm = true;
   c->has_neighbour_pairs = true;
-  KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
-  c->biases.o = c->biases.qkv;
-  return OkStatus();
+  return ReadAttentionBias(fields, c);
 }
 
 }  // namespace

@@ -34,14 +34,30 @@ Status RefuseActivation(const ConfigFields& fields, const char* key, const std::
 Status RequireSwitch(const ConfigFields& fields, const char* key, bool required);
 // sliding_window of a model whose layers all have it.
 Status ReadWindow(const ConfigFields& fields, ModelConfig* c);
+// What transformers assumes where config.json leaves out a size that families share.
+struct ShapeDefaults {
+  int n_kv_heads = 0;     // 0: as many as query heads, which null means in every family
+  int head_dim = 0;       // 0: heads share hidden_size out, which null means
+  int max_positions = 0;  // 0: it must be given
+  const char* eps_key = "rms_norm_eps";
+  double eps = 1e-6;
+  bool is_tied = false;
+};
 // What Llama and the families after it share, but for the activation.
-Status ReadShapes(const ConfigFields& fields, ModelConfig* c);
+Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefaults& defaults = {});
+// The share of channels of a head that rotate: `key`, or partial_rotary_factor of rope_parameters.
+// Before ReadRope, with head_dim known.
+Status ReadPartialRotary(const ConfigFields& fields, const char* key, double fallback,
+                         ModelConfig* c);
+// hidden_act, which must be `name`; left out it is so.
+Status RequireActivation(const ConfigFields& fields, const std::string& name);
+// hidden_act, one of the names of GELU: exact or its tanh approximation.
+Status ReadGelu(const ConfigFields& fields, const char* fallback, ModelConfig* c);
 // The same with its activation, silu.
-Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c);
-// Epsilon of norms of a family that does not assume 1e-6.
-Status ReadEpsilon(const ConfigFields& fields, const char* key, double fallback, ModelConfig* c);
-// partial_rotary_factor, which stands beside the other fields or among those of RoPE.
-Status ReadRotaryFraction(const ConfigFields& fields, double fallback, ModelConfig* c);
+Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c,
+                     const ShapeDefaults& defaults = {});
+// attention_bias, of Q, K, V and O alike.
+Status ReadAttentionBias(const ConfigFields& fields, ModelConfig* c);
 // layer_types, or where there are none every so many layers (sliding_window_pattern): which layers
 // are of kind 0 (full_attention) and which of kind 1 (sliding_attention).
 Status ReadLayerTypes(const ConfigFields& fields, int default_period, ModelConfig* c);
@@ -75,6 +91,21 @@ Status ReadGlm(const ConfigFields& fields, ModelConfig* c);
 Status ReadGlm4(const ConfigFields& fields, ModelConfig* c);
 Status ReadCohere(const ConfigFields& fields, ModelConfig* c);
 Status ReadCohere2(const ConfigFields& fields, ModelConfig* c);
+
+// Those with LayerNorm, layer_norm_families.cc.
+Status ReadStarcoder2(const ConfigFields& fields, ModelConfig* c);
+Status ReadStableLm(const ConfigFields& fields, ModelConfig* c);
+Status ReadGptNeox(const ConfigFields& fields, ModelConfig* c);
+Status ReadPhi(const ConfigFields& fields, ModelConfig* c);
+Status ReadNemotron(const ConfigFields& fields, ModelConfig* c);
+
+// Those with RMSNorm, rms_norm_families.cc.
+Status ReadSeedOss(const ConfigFields& fields, ModelConfig* c);
+Status ReadHunyuanDense(const ConfigFields& fields, ModelConfig* c);
+Status ReadErnie45(const ConfigFields& fields, ModelConfig* c);
+Status ReadInternLm2(const ConfigFields& fields, ModelConfig* c);
+Status ReadArcee(const ConfigFields& fields, ModelConfig* c);
+Status ReadApertus(const ConfigFields& fields, ModelConfig* c);
 
 // Experts (families/expert_fields.cc).
 struct ExpertFieldNames {

@@ -106,6 +106,21 @@ Status ReadCohere2(const Context& c);
 Status ReadExaone4(const Context& c);
 Status ReadMistral3(const Context& c);
 
+// Those with LayerNorm, gguf_layer_norm_families.cc.
+Status ReadStarcoder2(const Context& c);
+Status ReadStableLm(const Context& c);
+Status ReadGptNeox(const Context& c);
+Status ReadPhi2(const Context& c);
+Status ReadNemotron(const Context& c);
+
+// Those with RMSNorm, gguf_rms_norm_families.cc.
+Status ReadSeedOss(const Context& c);
+Status ReadHunyuanDense(const Context& c);
+Status ReadErnie45(const Context& c);
+Status ReadInternLm2(const Context& c);
+Status ReadArcee(const Context& c);
+Status ReadApertus(const Context& c);
+
 // With experts (families/gguf_experts.cc).
 Status ReadMixtral(const Context& c);  // of a file that ReadLlama has read
 Status ReadQwen2Moe(const Context& c);

@@ -43,8 +43,10 @@ Status ReadMinistral3(const ConfigFields& fields, ModelConfig* c) {
     whole["rope_parameters"] = DefaultRope();
     return ReadMinistral3(ConfigFields(whole, fields.where()), c);
   }
-  KVL_RETURN_IF_ERROR(ReadMistral(fields, c));
-  KVL_RETURN_IF_ERROR(ReadEpsilon(fields, "rms_norm_eps", 1e-5, c));
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(
+      fields, c, {.n_kv_heads = 8, .head_dim = 128, .max_positions = 262144, .eps = 1e-5}));
+  KVL_RETURN_IF_ERROR(ReadRope(fields, c));
+  KVL_RETURN_IF_ERROR(ReadWindow(fields, c));
   const ConfigFields rope(fields.at(key), fields.where());
   AttentionKind& kind = c->attention.kinds[0];
   KVL_ASSIGN_OR_RETURN(kind.query_growth, rope.NumberOr("llama_4_scaling_beta", 0, 0, 1e3));

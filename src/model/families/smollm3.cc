@@ -31,8 +31,10 @@ StatusOr<std::vector<bool>> ReadTurningLayers(const ConfigFields& fields, int n_
 }  // namespace
 
 Status ReadSmolLm3(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
-  KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", true));
+  KVL_RETURN_IF_ERROR(
+      ReadLlamaLike(fields, c, {.n_kv_heads = 4, .max_positions = 32768, .is_tied = true}));
+  KVL_RETURN_IF_ERROR(ReadAttentionBias(fields, c));
+  KVL_ASSIGN_OR_RETURN(c->biases.mlp, fields.BoolOr("mlp_bias", false));
   RopeConfig rope;
   KVL_RETURN_IF_ERROR(ReadRope(fields, {.default_theta = 2e6}, *c, &rope));
   KVL_ASSIGN_OR_RETURN(const std::vector<bool> turns, ReadTurningLayers(fields, c->n_layers));
