@@ -27,6 +27,7 @@ constexpr double kRounding = 2e-5;
 // With biases of this deviation; 0: without.
 RandomModelShape WithSinkLogits(double bias_deviation) {
   RandomModelShape shape = {.model_type = "gpt_oss", .head_dim = 32};
+  shape.whole_every = 1;
   shape.attention_bias = bias_deviation > 0;
   shape.bias_deviation = bias_deviation;
   shape.features.n_experts = 4;
