@@ -302,7 +302,9 @@ std::vector<ReferenceBasis> DrawBases(const ReferenceModel& m, uint64_t seed, in
                      matrix(n_sharing * rank_v, d)});
     if (i % 2 == 1) continue;  // heads with and without offsets side by side
     bases.back().key_offset = matrix(1, d)[0];
-    bases.back().value_offset = matrix(1, d)[0];
+    // Beside sink logits probabilities do not add up to 1, and the engine takes none off values.
+    const std::vector<double> of_values = matrix(1, d)[0];
+    if (m.model_type != "gpt_oss") bases.back().value_offset = of_values;
   }
   return bases;
 }

@@ -245,6 +245,8 @@ struct ModelConfig {
   // A learned number for each query head and layer counts in the sum that probabilities are divided
   // by, as a score would that has no value (gpt-oss).
   bool has_sink_logits = false;
+  // Whether attention changes where all scores of a query get the same number.
+  bool scores_are_absolute() const { return has_sink_logits || score_cap > 0; }
   // Attention and MLP read the same residual stream and both add to it (Falcon).
   bool parallel_block = false;
   // The MLP reads what attention reads, so there is no second norm; only with parallel_block.

@@ -108,7 +108,6 @@ WeightTable ErnieMoeTable(const ModelConfig& config, const TensorSource& source)
   WeightTable t = LlamaTable(config);
   t.experts = ExpertsOfLlama(config, source);
   t.experts.choice_bias = "mlp.moe_statics.e_score_correction_bias";
-  t.experts.is_choice_bias_row = true;
   return t;
 }
 
@@ -136,8 +135,7 @@ ExpertTable ExpertsOfGguf(const ModelConfig& config, const TensorSource& source)
                    .shared_gate = "ffn_gate_shexp",
                    .shared_up = "ffn_up_shexp",
                    .shared_down = "ffn_down_shexp",
-                   .shared_router = "ffn_gate_inp_shexp",
-                   .is_shared_router_vector = true};
+                   .shared_router = "ffn_gate_inp_shexp"};
   if (has("ffn_gate_up_exps.weight")) {
     t.gate = "";
     t.up = "ffn_gate_up_exps";

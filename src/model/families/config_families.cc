@@ -56,6 +56,8 @@ constexpr std::array kFamilies = {
     Family{"qwen2_moe", ReadQwen2Moe},
     Family{"qwen3_moe", ReadQwen3Moe},
     Family{"olmoe", ReadOlmoe},
+    Family{"granitemoe", ReadGraniteMoe},
+    Family{"granitemoeshared", ReadGraniteMoe},
     Family{"gpt_oss", ReadGptOss},
     Family{"glm4_moe", ReadGlm4Moe},
     Family{"ernie4_5_moe", ReadErnieMoe},

@@ -128,6 +128,7 @@ Status ReadMixtral(const ConfigFields& fields, ModelConfig* c);
 Status ReadQwen2Moe(const ConfigFields& fields, ModelConfig* c);
 Status ReadQwen3Moe(const ConfigFields& fields, ModelConfig* c);
 Status ReadOlmoe(const ConfigFields& fields, ModelConfig* c);
+Status ReadGraniteMoe(const ConfigFields& fields, ModelConfig* c);
 Status ReadGptOss(const ConfigFields& fields, ModelConfig* c);
 Status ReadGlm4Moe(const ConfigFields& fields, ModelConfig* c);
 Status ReadErnieMoe(const ConfigFields& fields, ModelConfig* c);

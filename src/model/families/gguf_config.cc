@@ -51,7 +51,15 @@ constexpr std::array kArchitectures = {
     Architecture{"mistral3", gguf::ReadMistral3, true},
 
     // With experts.
+    Architecture{"qwen2moe", gguf::ReadQwen2Moe},
     Architecture{"qwen3moe", gguf::ReadQwen3Moe},
+    Architecture{"olmoe", gguf::ReadOlmoe},
+    Architecture{"granitemoe", gguf::ReadGraniteMoe, true},
+    Architecture{"gpt-oss", gguf::ReadGptOss},
+    Architecture{"glm4moe", gguf::ReadGlm4Moe},
+    Architecture{"ernie4_5-moe", gguf::ReadErnieMoe, true},
+    Architecture{"phimoe", gguf::ReadPhiMoe},
+    Architecture{"bailingmoe2", gguf::ReadBailingMoe2},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {
