@@ -47,11 +47,15 @@ void RowCodec::FillRows(std::span<const Piece> pieces, const CodecRows& rows) {
   const int64_t d = config_.head_dim, q_width = config_.n_heads * d;
   const int64_t k_width = config_.n_kv_heads * d, f32 = sizeof(float);
   const int64_t stride = (q_width + k_width) * f32, v_stride = k_width * SizeOf(types_.rows);
+  if (rows.sink_logits != nullptr) {
+    layer.SetSinkLogits({rows.sink_logits, static_cast<size_t>(config_.n_heads)});
+  }
   const std::vector<int64_t> from = RowsOfCall(pieces);
   const auto factor =
       static_cast<float>(rows.scale.has_value() ? *rows.scale / config_.scale_of_scores() : 1);
   const bool turns_back = rows.are_turned && layer.needs_unturned_rows() && config_.rope_dim() > 0;
   const RopeTable& table = layer.kind().ropes.of(0);
+  const AttentionKind& kind = config_.attention.of(rows.layer_idx);
   const std::vector<float>& offset = layer.value_offset();
   const ObjectPlace values = layer.layer().rows.maps_values ? a.values.place() : a.v.place();
   Device& memory = *a.memory;
@@ -70,7 +74,11 @@ void RowCodec::FillRows(std::span<const Piece> pieces, const CodecRows& rows) {
                     std::as_bytes(std::span(row, static_cast<size_t>(width))));
     };
     for (int64_t t = begin; t < end; ++t) {
-      if (rows.q != nullptr) upload(rows.q + from[t] * q_width, q_width, factor, t, 0);
+      if (rows.q != nullptr) {
+        // Queries that turn back grow again when they are turned once more.
+        const double growth = turns_back ? kind.GrowthAt(a.tokens[t].position) : 1;
+        upload(rows.q + from[t] * q_width, q_width, static_cast<float>(factor / growth), t, 0);
+      }
       upload(rows.k + from[t] * k_width, k_width, 1, t, q_width);
       const float* value = rows.v + from[t] * k_width;
       if (!offset.empty()) {

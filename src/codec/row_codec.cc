@@ -73,7 +73,7 @@ StatusOr<std::unique_ptr<RowCodec>> RowCodec::Create(const ModelConfig& config,
                                                      const CodecOptions& options,
                                                      std::shared_ptr<Machine> machine) {
   std::unique_ptr<RowCodec> codec(new RowCodec(config, options, std::move(machine)));
-  const int n_most = codec->config_.max_seq_len;
+  const int n_most = codec->config_.longest_context();
   if (options.max_positions < 0 || options.max_positions > n_most) {
     return Error(StatusCode::kInvalidArgument,
                  "max_positions={}: the model has {} positions; give at most as many, or 0 for all",
@@ -215,6 +215,14 @@ Status RowCodec::CheckSteps(std::span<const CodecStep> steps, const CodecRows& r
   }
   if (rows.scale.has_value() && !std::isfinite(*rows.scale)) {
     return Error(StatusCode::kInvalidArgument, "scale={}: it is a finite number", *rows.scale);
+  }
+  if (rows.sink_logits != nullptr && !config_.has_sink_logits) {
+    return Error(StatusCode::kInvalidArgument,
+                 "sink_logits are given, and the shape has none; make it with has_sink_logits");
+  }
+  if (rows.sink_logits == nullptr && config_.has_sink_logits && rows.q != nullptr) {
+    return Error(StatusCode::kInvalidArgument,
+                 "the shape has sink logits; give those of the layer beside its queries");
   }
   if (rows.q == nullptr && layers_[rows.layer_idx]->storing() == nullptr) {
     return Error(StatusCode::kInvalidArgument,

@@ -8,6 +8,7 @@
 #include "io/files.h"
 #include "model/families/config_families.h"
 #include "model/families/gguf_config.h"
+#include "model/families/text_part.h"
 #include "model/retrofits/dms_config.h"
 
 namespace kvlathe {
@@ -82,14 +83,15 @@ std::string GgufFileIn(const std::string& directory) {
 
 StatusOr<ModelConfig> ParseModelConfig(const json& config, const std::string& where) {
   if (!config.is_object()) return Error(StatusCode::kDataLoss, "{}: not a JSON object", where);
-  const ConfigFields fields(config, where);
+  KVL_ASSIGN_OR_RETURN(const json text, TextPart(config, where));
+  const ConfigFields fields(text, where);
   ModelConfig c;
   KVL_RETURN_IF_ERROR(ReadFamily(fields, &c));
-  KVL_RETURN_IF_ERROR(ReadDmc(config, where, &c));
+  KVL_RETURN_IF_ERROR(ReadDmc(text, where, &c));
   KVL_RETURN_IF_ERROR(ReadDms(fields, &c));
   c.ChooseContext(c.max_seq_len);
   KVL_ASSIGN_OR_RETURN(c.bos_id, fields.IntegerOr("bos_token_id", -1, -1, c.vocab_size - 1));
-  KVL_RETURN_IF_ERROR(AppendEosIds(config, where, c.vocab_size, &c.eos_ids));
+  KVL_RETURN_IF_ERROR(AppendEosIds(text, where, c.vocab_size, &c.eos_ids));
   return c;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "machine/xielu_numbers.h"
 
 namespace kvlathe {
 
@@ -56,6 +57,9 @@ struct AttentionKind {
   // Llama 4 and Ministral 3 do; 0: by 1.
   double query_growth = 0;
   double growth_context = 0;
+
+  // That number at a position.
+  double GrowthAt(int position) const;
 };
 
 // The attention of every layer. Most models have one kind; in others layers with a window take
@@ -86,7 +90,7 @@ enum class MlpKind {
   kGelu,           // gelu(up x)
   kGeluTanh,       // the same with GELU's tanh approximation
   kRelu2,          // max(0, up x)^2 (Nemotron, Arcee)
-  kXielu,          // xIELU of (up x), with numbers of each layer's own (Apertus; machine/plans.h)
+  kXielu,          // xIELU of (up x), with numbers of each layer's own (Apertus; XieluNumbers)
   kClampedSwiglu,  // g sigmoid(1.702 g) (u + 1) with g <= 7 and u in [-7, 7] (gpt-oss)
 };
 // How tensors are named and which of them are fused or transposed (model/weight_tables.h).
@@ -95,8 +99,21 @@ enum class WeightLayout {
   kGpt2,
   kPhi3,
   kFalcon,
-  kGemma,  // as kLlama, with more norms, whose weights are stored less one
-  kGguf,   // the names of GGUF
+  kGemma,  // as kLlama, with more norms, whose weights are stored less one (Nemotron's too)
+  kStarcoder2,
+  kStableLm,
+  kGptNeox,
+  kPhi,
+  kHunyuan,
+  kInternLm2,
+  kApertus,
+  kGlm,         // gate and up in one tensor, and names of norms of its own
+  kMixtral,     // as kLlama, with a router and experts of other names
+  kGraniteMoe,  // as kLlama, with experts that stand in one tensor
+  kGptOss,      // the same, with gate and up row by row in turn
+  kErnieMoe,    // as kLlama, with biases of the choice of experts elsewhere
+  kBailingMoe,
+  kGguf,  // the names of GGUF
 };
 
 // A model retrofitted with Dynamic Memory Compression (arXiv 2403.09636; docs/methods/dmc.md):
@@ -215,6 +232,8 @@ struct ModelConfig {
   AttentionLayers attention;
   double rotary_fraction = 1;  // of head_dim; channels behind it do not rotate
   MlpKind mlp = MlpKind::kSwiglu;
+  // With kXielu, [n_layers]; empty: tensors of the layers have them.
+  std::vector<XieluNumbers> xielu;
   float embedding_scale = 1;  // multiplies the rows of the embedding
   // Multiplies scores; 0: 1 / sqrt(head_dim) does.
   float score_scale = 0;
@@ -226,6 +245,8 @@ struct ModelConfig {
   // A learned number for each query head and layer counts in the sum that probabilities are divided
   // by, as a score would that has no value (gpt-oss).
   bool has_sink_logits = false;
+  // Whether attention changes where all scores of a query get the same number.
+  bool scores_are_absolute() const { return has_sink_logits || score_cap > 0; }
   // Attention and MLP read the same residual stream and both add to it (Falcon).
   bool parallel_block = false;
   // The MLP reads what attention reads, so there is no second norm; only with parallel_block.
@@ -252,15 +273,23 @@ struct ModelConfig {
   int rope_dim() const;
   // Rows of the first matrix of the MLP: gate and up, or up alone.
   int mlp_rows() const { return has_gate() ? 2 * ffn_dim : ffn_dim; }
-  bool has_gate() const { return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu; }
+  bool has_gate() const {
+    return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu || mlp == MlpKind::kClampedSwiglu;
+  }
   // Whether a channel of queries decides what leaves a cache.
   bool decides_in_queries() const { return dms.has_value() && dms->query_channel.has_value(); }
   // Describes in one line how positions enter queries and keys, for calibration files.
   std::string DescribePositions() const;
-  // Settles what depends on the longest context that will be used, in 1 .. max_seq_len: LongRope
-  // takes its long factors when that exceeds original_max_position (as Hugging Face does by the
-  // length at hand), and otherwise its short ones, and max_seq_len becomes original_max_position.
+  // Settles what depends on the longest context that will be used, in 1 .. longest_context().
+  // LongRope takes its long factors when that exceeds original_max_position (as Hugging Face does
+  // by the length at hand), and otherwise its short ones, and max_seq_len becomes
+  // original_max_position.
+  // Dynamic scaling takes the theta of texts of that length, or that of original_max_position where
+  // it is shorter, and max_seq_len becomes the length that it took.
   void ChooseContext(int n_positions);
+  // The longest context that may be chosen: max_seq_len, but with dynamic scaling `factor` times as
+  // many positions as the model was trained on.
+  int longest_context() const;
 };
 
 // Reads the config of a Hugging Face directory or of a GGUF file (model/families/gguf_config.h).

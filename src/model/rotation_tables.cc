@@ -17,6 +17,7 @@ RotationTables::RotationTables(const ModelConfig& config, Device* memory)
       memory_(memory),
       ropes_(config.attention, config.rope_dim()),
       positions_(config.attention.kinds.size()),
+      grown_(config.attention.kinds.size()),
       in_frames_(config.attention.kinds.size()),
       mean_angles_(config.attention.kinds.size()) {}
 
@@ -35,16 +36,34 @@ Status RotationTables::Extend(int n_positions) {
     RopeTable& table = *ropes_.mutable_of(l);
     table.Extend(static_cast<int>(std::max<int64_t>(n_positions, 2 * angles.n_rows)));
     const int64_t n = table.n_positions() * (table.rope_dim() / 2);
-    KVL_RETURN_IF_ERROR(angles.cos.EnsureSize(memory_, n * 4, "rotation tables"));
-    KVL_RETURN_IF_ERROR(angles.sin.EnsureSize(memory_, n * 4, "rotation tables"));
-    memory_->Upload(angles.cos.place(), Bytes(table.cos(0), n));
-    memory_->Upload(angles.sin.place(), Bytes(table.sin(0), n));
+    KVL_RETURN_IF_ERROR(Fill(table.cos(0), table.sin(0), n, &angles));
     angles.n_rows = table.n_positions();
+    if (Grows(TableOf(l))) KVL_RETURN_IF_ERROR(ExtendGrown(TableOf(l), table));
     if (frames_behind_ >= 0) KVL_RETURN_IF_ERROR(ExtendInFrames(TableOf(l), table));
     if (n_turning_pairs_ > 0) KVL_RETURN_IF_ERROR(MakeMeanAngles(TableOf(l), table));
     table.Release();
   }
   return OkStatus();
+}
+
+Status RotationTables::Fill(const float* cos, const float* sin, int64_t n, Angles* angles) {
+  KVL_RETURN_IF_ERROR(angles->cos.EnsureSize(memory_, n * 4, "rotation tables"));
+  KVL_RETURN_IF_ERROR(angles->sin.EnsureSize(memory_, n * 4, "rotation tables"));
+  memory_->Upload(angles->cos.place(), Bytes(cos, n));
+  memory_->Upload(angles->sin.place(), Bytes(sin, n));
+  return OkStatus();
+}
+
+Status RotationTables::ExtendGrown(int table_idx, const RopeTable& table) {
+  const AttentionKind& kind = config_.attention.kinds[table_idx];
+  const int64_t half = table.rope_dim() / 2, n = table.n_positions() * half;
+  std::vector<float> cos(table.cos(0), table.cos(0) + n), sin(table.sin(0), table.sin(0) + n);
+  for (int64_t i = 0; i < n; ++i) {
+    const auto growth = static_cast<float>(kind.GrowthAt(static_cast<int>(i / half)));
+    cos[i] *= growth;
+    sin[i] *= growth;
+  }
+  return Fill(cos.data(), sin.data(), n, &grown_[table_idx]);
 }
 
 Status RotationTables::ExtendInFrames(int table_idx, const RopeTable& table) {
@@ -60,13 +79,7 @@ Status RotationTables::ExtendInFrames(int table_idx, const RopeTable& table) {
       sin.push_back(table.sin(at)[i]);
     }
   }
-  Angles& angles = in_frames_[table_idx];
-  const int64_t n = std::ssize(cos);
-  KVL_RETURN_IF_ERROR(angles.cos.EnsureSize(memory_, n * 4, "rotation tables"));
-  KVL_RETURN_IF_ERROR(angles.sin.EnsureSize(memory_, n * 4, "rotation tables"));
-  memory_->Upload(angles.cos.place(), Bytes(cos.data(), n));
-  memory_->Upload(angles.sin.place(), Bytes(sin.data(), n));
-  return OkStatus();
+  return Fill(cos.data(), sin.data(), std::ssize(cos), &in_frames_[table_idx]);
 }
 
 Status RotationTables::MakeMeanAngles(int table_idx, const RopeTable& table) {
@@ -87,10 +100,7 @@ StatusOr<KeyRotationId> RotationTables::BlocksOf(int layer_idx, int64_t n_blocks
     RopeTable& table = *ropes_.mutable_of(layer_idx);
     blocks.Write(0, n, &table, cos.data(), sin.data());
     table.Release();
-    KVL_RETURN_IF_ERROR(angles.cos.EnsureSize(memory_, std::ssize(cos) * 4, "rotation tables"));
-    KVL_RETURN_IF_ERROR(angles.sin.EnsureSize(memory_, std::ssize(sin) * 4, "rotation tables"));
-    memory_->Upload(angles.cos.place(), std::as_bytes(std::span(cos)));
-    memory_->Upload(angles.sin.place(), std::as_bytes(std::span(sin)));
+    KVL_RETURN_IF_ERROR(Fill(cos.data(), sin.data(), std::ssize(cos), &angles));
     angles.n_rows = n;
   }
   return KeyRotationId{angles.cos.place(), angles.sin.place(), blocks.half(), blocks.way_back()};

@@ -25,9 +25,12 @@ class RotationTables {
   void KeepMeanAngles(int n_pairs) { n_turning_pairs_ = n_pairs; }
   // Makes positions [0, n_positions) available. kResourceExhausted when there is no memory.
   Status Extend(int n_positions);
-  // [n_positions, rope_dim / 2] F32.
+  // [n_positions, rope_dim / 2] F32. They turn keys and whatever turns back.
   ObjectPlace cos(int layer_idx) const { return positions_[TableOf(layer_idx)].cos.place(); }
   ObjectPlace sin(int layer_idx) const { return positions_[TableOf(layer_idx)].sin.place(); }
+  // The same of queries on their way into a cache, times AttentionKind::GrowthAt.
+  ObjectPlace query_cos(int layer_idx) const { return QueryAngles(layer_idx).cos.place(); }
+  ObjectPlace query_sin(int layer_idx) const { return QueryAngles(layer_idx).sin.place(); }
   // The same of keys: with frames only absolute pairs have the angles of their position, the others
   // those of their place in its frame.
   ObjectPlace key_cos(int layer_idx) const { return KeyAngles(layer_idx).cos.place(); }
@@ -51,6 +54,13 @@ class RotationTables {
   const Angles& KeyAngles(int layer_idx) const {
     return (frames_behind_ < 0 ? positions_ : in_frames_)[TableOf(layer_idx)];
   }
+  const Angles& QueryAngles(int layer_idx) const {
+    return (Grows(TableOf(layer_idx)) ? grown_ : positions_)[TableOf(layer_idx)];
+  }
+  bool Grows(int table_idx) const { return config_.attention.kinds[table_idx].query_growth != 0; }
+  // Makes [n_positions, rope_dim / 2] of both.
+  Status Fill(const float* cos, const float* sin, int64_t n, Angles* angles);
+  Status ExtendGrown(int table_idx, const RopeTable& table);
   Status ExtendInFrames(int table_idx, const RopeTable& table);
   Status MakeMeanAngles(int table_idx, const RopeTable& table);
   int TableOf(int layer_idx) const {
@@ -61,6 +71,7 @@ class RotationTables {
   Device* memory_;
   LayerRopes ropes_;                        // which hold numbers only until they are on the machine
   std::vector<Angles> positions_;           // by kind of attention
+  std::vector<Angles> grown_;               // likewise, of queries that grow
   std::vector<Angles> in_frames_;           // likewise, of keys in frames
   std::vector<MachineBuffer> mean_angles_;  // likewise
   int frames_behind_ = -1;                  // positions before the first frame; -1: there are none

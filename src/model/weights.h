@@ -32,10 +32,21 @@ struct NormWeights {
   FloatTable bias;    // of the same size with NormKind::kLayer, else empty
 };
 
+// What a layer with experts has in place of an MLP.
+struct ExpertWeights {
+  Weight router;  // [n_experts, hidden_dim] F32, and a row more with has_shared_gate
+  FloatTable router_bias, choice_bias;  // [n_experts], or empty
+  // Of each expert as LayerWeights::mlp_in and down; the biases of all below each other.
+  std::vector<Weight> in, down;
+  FloatTable in_bias, down_bias;
+  Weight shared_in, shared_down;  // with shared_ffn_dim
+};
+
 struct LayerWeights {
   NormWeights attn_norm;
   NormWeights ffn_norm;  // empty with shared_norm
-  // With norms.of_qk. [head_dim], [n_heads, head_dim] or [n_heads * head_dim] (QkNormConfig::over).
+  // With norms.of_qk. [head_dim], [n_heads, head_dim] or [n_heads * head_dim] (QkNormConfig::over);
+  // biases with NormKind::kLayer.
   NormWeights q_norm, k_norm;
   FloatTable turned_query_weights;          // [head_dim], with weighs_turned_queries
   NormWeights attn_out_norm, ffn_out_norm;  // with output_norms
@@ -46,6 +57,7 @@ struct LayerWeights {
   XieluNumbers xielu;  // with MlpKind::kXielu
   Weight down;         // [hidden_dim, ffn_dim]
   FloatTable down_bias;
+  ExpertWeights experts;   // of a layer with experts, which has no mlp_in and down then
   FloatTable sink_logits;  // [n_heads], with has_sink_logits
   // With ModelConfig::dms, where no channel of queries decides which keys may leave: what does, in
   // F32.
@@ -156,6 +168,9 @@ class ModelWeights {
   StatusOr<Resident<TableId>> AddTable(const std::string& name, int64_t n_rows, Range wanted);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   Status LoadNorms(int layer_idx);
+  Status LoadMlp(int layer_idx, ThreadPool* pool);
+  Status LoadExperts(int layer_idx, ThreadPool* pool);
+  Status LoadRouter(int layer_idx, ThreadPool* pool);
   Status LoadDms(int layer_idx, ThreadPool* pool);
   // Of what a basis is folded into: dense where the matrix has blocks.
   WeightType FoldedType(const Projection& whole) const;
@@ -174,6 +189,7 @@ class ModelWeights {
   StatusOr<NormWeights> ReadNorm(const std::string& tensor, int64_t n_dims, NormKind kind,
                                  float scale = 1);
   Status LoadQkNorms(int layer_idx);
+  Status LoadXielu(int layer_idx);
   // Reads matrices, and biases of matrices, that stand below each other.
   StatusOr<std::vector<float>> Stacked(const std::vector<Projection>& parts);
   StatusOr<std::vector<float>> ReadBiases(const std::vector<Projection>& parts);

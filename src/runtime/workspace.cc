@@ -83,9 +83,9 @@ StatusOr<std::unique_ptr<Workspace>> Workspace::Prepare(const OpenOptions& optio
     KVL_ASSIGN_OR_RETURN(w->shard_, ShardOf(config, w->grid(), options.ranks->rank()));
   }
   KVL_ASSIGN_OR_RETURN(w->isa_, SelectIsa());
-  if (options.ctx_size > config.max_seq_len) {
+  if (options.ctx_size > config.longest_context()) {
     return Error(StatusCode::kInvalidArgument, "-c {}: the model's context is {}", options.ctx_size,
-                 config.max_seq_len);
+                 config.longest_context());
   }
   w->context_tokens_ = options.ctx_size > 0 ? options.ctx_size : config.max_seq_len;
   w->kv_budget_bytes_ =
@@ -266,7 +266,9 @@ StatusOr<std::vector<int32_t>> Workspace::TokenizeFile(const std::string& path) 
 }
 
 StatusOr<std::vector<int32_t>> Workspace::TokenizeText(std::string_view text) const {
-  std::vector<int32_t> ids = tokenizer_->Tokenize(text, /*add_bos=*/false, /*parse_special=*/false);
+  KVL_ASSIGN_OR_RETURN(
+      std::vector<int32_t> ids,
+      tokenizer_->TryTokenize(text, /*add_bos=*/false, /*parse_special=*/false));
   for (int32_t id : ids) {
     if (id >= config_.vocab_size) {
       return Error(

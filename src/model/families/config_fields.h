@@ -18,7 +18,9 @@ class ConfigFields {
       : object_(object), where_(where) {}
 
   bool Has(const char* key) const { return object_.contains(key) && !object_.at(key).is_null(); }
+  bool IsNull(const char* key) const { return object_.contains(key) && object_.at(key).is_null(); }
   const nlohmann::json& at(const char* key) const { return object_.at(key); }
+  const nlohmann::json& object() const { return object_; }
   const std::string& where() const { return where_; }
 
   StatusOr<int> Integer(const char* key, int64_t low, int64_t high) const {

@@ -37,11 +37,50 @@ Status ReadLongRope(const ConfigFields& model, const ConfigFields& fields,
   KVL_ASSIGN_OR_RETURN(
       rope.original_max_position,
       model.NumberOr("original_max_position_embeddings", fallback, 2, kMaxRopePositions));
-  const bool is_given = model.Has("original_max_position_embeddings") ||
-                        fields.Has("original_max_position_embeddings");
-  const double stretch = is_given ? config.max_seq_len / rope.original_max_position : rope.factor;
+  const double stretch =
+      fields.Has("factor") ? rope.factor : config.max_seq_len / rope.original_max_position;
   const double amplitude =
       stretch <= 1 ? 1 : std::sqrt(1 + std::log(stretch) / std::log(rope.original_max_position));
+  KVL_ASSIGN_OR_RETURN(rope.amplitude, fields.NumberOr("attention_factor", amplitude, 1e-3, 1e3));
+  return OkStatus();
+}
+
+// What YaRN multiplies rotated rows by where a stretch by `factor` is weighed so much.
+double YarnAmplitude(double factor, double weight) {
+  return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1;
+}
+
+// `fields` are those of the scaling, `outer` those of the object that holds the scalings of all
+// types of layers, which alone may say that the ramp does not end at whole pairs.
+Status ReadYarn(const ConfigFields& model, const ConfigFields& fields, const ConfigFields& outer,
+                const ModelConfig& config, RopeConfig* to) {
+  RopeConfig& rope = *to;
+  const std::string& where = fields.where();
+  rope.scaling = RopeConfig::Scaling::kYarn;
+  const char* const original = "original_max_position_embeddings";
+  KVL_ASSIGN_OR_RETURN(const double inside,
+                       fields.NumberOr(original, config.max_seq_len, 1, kMaxRopePositions));
+  KVL_ASSIGN_OR_RETURN(rope.original_max_position,
+                       model.NumberOr(original, inside, 1, kMaxRopePositions));
+  const double stretch = std::max(1.0, config.max_seq_len / rope.original_max_position);
+  if (!fields.Has("factor")) rope.factor = stretch;
+  KVL_ASSIGN_OR_RETURN(const double fast, fields.NumberOr("beta_fast", 32, 0, 1e6));
+  KVL_ASSIGN_OR_RETURN(const double slow, fields.NumberOr("beta_slow", 1, 0, 1e6));
+  rope.beta_fast = fast == 0 ? 32 : fast;  // as transformers takes it
+  rope.beta_slow = slow == 0 ? 1 : slow;
+  if (rope.beta_fast < rope.beta_slow || rope.theta <= 1) {
+    return Error(StatusCode::kDataLoss,
+                 "{}: YaRN with beta_fast {}, beta_slow {} and rope_theta {}; beta_fast cannot be "
+                 "less than beta_slow, and rope_theta must exceed 1",
+                 where, rope.beta_fast, rope.beta_slow, rope.theta);
+  }
+  KVL_ASSIGN_OR_RETURN(rope.has_whole_ramp, outer.BoolOr("truncate", true));
+  KVL_ASSIGN_OR_RETURN(const double mscale, fields.NumberOr("mscale", 0, 0, 1e3));
+  KVL_ASSIGN_OR_RETURN(const double of_all, fields.NumberOr("mscale_all_dim", 0, 0, 1e3));
+  double amplitude = YarnAmplitude(rope.factor, 1);
+  if (mscale != 0 && of_all != 0) {
+    amplitude = YarnAmplitude(rope.factor, mscale) / YarnAmplitude(rope.factor, of_all);
+  }
   KVL_ASSIGN_OR_RETURN(rope.amplitude, fields.NumberOr("attention_factor", amplitude, 1e-3, 1e3));
   return OkStatus();
 }
@@ -54,6 +93,11 @@ const nlohmann::json* FindScaling(const ConfigFields& fields, const RopeNames& n
   const nlohmann::json& parameters = fields.at("rope_parameters");
   const bool has_types = parameters.is_object() && parameters.contains(names.layer_type);
   return has_types ? &parameters.at(names.layer_type) : &parameters;
+}
+
+std::string DescribeGrowth(const AttentionKind& kind) {
+  if (kind.query_growth == 0) return "";
+  return fmt::format(" growth={} by {}", kind.query_growth, kind.growth_context);
 }
 
 }  // namespace
@@ -89,10 +133,20 @@ Status ReadRope(const ConfigFields& fields, const RopeNames& names, const ModelC
   }
   if (type == "llama3") return ReadLlama3(inner, &rope);
   if (type == "longrope" || type == "su") return ReadLongRope(fields, inner, config, &rope);
-  return Error(StatusCode::kUnimplemented,
-               "{}: rope_scaling type '{}' is not supported; supported: default, linear, llama3, "
-               "longrope (su)",
-               where, type);
+  if (type == "yarn") {
+    const char* const outer = fields.Has("rope_parameters") ? "rope_parameters" : names.scaling;
+    return ReadYarn(fields, inner, ConfigFields(fields.at(outer), where), config, &rope);
+  }
+  if (type == "dynamic" && !inner.Has("alpha")) {
+    rope.scaling = RopeConfig::Scaling::kDynamic;
+    rope.original_max_position = config.max_seq_len;
+    return OkStatus();
+  }
+  return Error(
+      StatusCode::kUnimplemented,
+      "{}: rope_scaling type '{}' is not supported; supported: default, linear, dynamic, yarn, "
+      "llama3, longrope (su)",
+      where, type);
 }
 
 std::string RopeConfig::Describe() const {
@@ -131,10 +185,13 @@ int ModelConfig::rope_dim() const {
 
 std::string ModelConfig::DescribePositions() const {
   std::string text = "none (learned positions)";
-  if (positions == PositionKind::kRope) text = attention.kinds[0].rope.Describe();
+  if (positions == PositionKind::kRope) {
+    text = attention.kinds[0].rope.Describe() + DescribeGrowth(attention.kinds[0]);
+  }
   for (int kind = 1; kind < std::ssize(attention.kinds); ++kind) {
     const AttentionKind& other = attention.kinds[kind];
-    text += fmt::format("; window {} {} in layers", other.window, other.rope.Describe());
+    text += fmt::format("; window {} {}{} in layers", other.window, other.rope.Describe(),
+                        DescribeGrowth(other));
     for (int l = 0; l < n_layers; ++l) {
       if (attention.kind_idx(l) == kind) text += fmt::format(" {}", l);
     }
@@ -152,6 +209,11 @@ std::string ModelConfig::DescribePositions() const {
   return text + fmt::format(", weight offset {}", dmc->weight_offset);
 }
 
+double AttentionKind::GrowthAt(int position) const {
+  if (query_growth == 0) return 1;
+  return 1 + query_growth * std::log1p(std::floor(position / growth_context));
+}
+
 bool AttentionLayers::HasWindow() const {
   return std::ranges::any_of(kinds, [](const AttentionKind& kind) { return kind.window > 0; });
 }
@@ -166,11 +228,25 @@ void ModelConfig::ChooseContext(int n_positions) {
   if (positions != PositionKind::kRope) return;
   for (AttentionKind& kind : attention.kinds) {
     RopeConfig& rope = kind.rope;
+    if (rope.scaling == RopeConfig::Scaling::kDynamic) {
+      rope.chosen_context = std::max<double>(n_positions, rope.original_max_position);
+      max_seq_len = static_cast<int>(rope.chosen_context);
+    }
     if (rope.scaling != RopeConfig::Scaling::kLongRope) continue;
     rope.uses_long_factors = n_positions > rope.original_max_position;
     if (rope.uses_long_factors) continue;
     max_seq_len = static_cast<int>(std::min<double>(max_seq_len, rope.original_max_position));
   }
+}
+
+int ModelConfig::longest_context() const {
+  double longest = max_seq_len;
+  for (const AttentionKind& kind : attention.kinds) {
+    const RopeConfig& rope = kind.rope;
+    if (positions != PositionKind::kRope || rope.scaling != RopeConfig::Scaling::kDynamic) continue;
+    longest = std::max(longest, std::floor(rope.factor * rope.original_max_position));
+  }
+  return static_cast<int>(std::min(longest, kMaxRopePositions));
 }
 
 }  // namespace kvlathe

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "model/config.h"
@@ -33,13 +34,39 @@ Status RefuseActivation(const ConfigFields& fields, const char* key, const std::
 Status RequireSwitch(const ConfigFields& fields, const char* key, bool required);
 // sliding_window of a model whose layers all have it.
 Status ReadWindow(const ConfigFields& fields, ModelConfig* c);
+// What transformers assumes where config.json leaves out a size that families share.
+struct ShapeDefaults {
+  int n_kv_heads = 0;     // 0: as many as query heads, which null means in every family
+  int head_dim = 0;       // 0: heads share hidden_size out, which null means
+  int max_positions = 0;  // 0: it must be given
+  const char* eps_key = "rms_norm_eps";
+  double eps = 1e-6;
+  bool is_tied = false;
+};
 // What Llama and the families after it share, but for the activation.
-Status ReadShapes(const ConfigFields& fields, ModelConfig* c);
+Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefaults& defaults = {});
+// The share of channels of a head that rotate: `key`, or partial_rotary_factor of rope_parameters.
+// Before ReadRope, with head_dim known.
+Status ReadPartialRotary(const ConfigFields& fields, const char* key, double fallback,
+                         ModelConfig* c);
+// hidden_act, which must be `name`; left out it is so.
+Status RequireActivation(const ConfigFields& fields, const std::string& name);
+// hidden_act, one of the names of GELU: exact or its tanh approximation.
+Status ReadGelu(const ConfigFields& fields, const char* fallback, ModelConfig* c);
 // The same with its activation, silu.
-Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c);
-// layer_types, or where there are none every so many layers: which layers are of kind 0
-// (full_attention) and which of kind 1 (sliding_attention).
-Status ReadLayerTypes(const ConfigFields& fields, ModelConfig* c);
+Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c,
+                     const ShapeDefaults& defaults = {});
+// attention_bias, of Q, K, V and O alike.
+Status ReadAttentionBias(const ConfigFields& fields, ModelConfig* c);
+// layer_types, or where there are none every so many layers (sliding_window_pattern): which layers
+// are of kind 0 (full_attention) and which of kind 1 (sliding_attention).
+Status ReadLayerTypes(const ConfigFields& fields, int default_period, ModelConfig* c);
+// layer_types of n_layers layers: whether each is sliding_attention; empty where there are none.
+StatusOr<std::vector<bool>> ReadSlidingLayers(const ConfigFields& fields, int n_layers);
+// Gives a kind of its own to each pair of RoPE and window that some layer has: `turns` and
+// `slides` have n_layers numbers. Layers that do not turn have no positions.
+void SetLayerKinds(const RopeConfig& rope, int window, const std::vector<bool>& turns,
+                   const std::vector<bool>& slides, ModelConfig* c);
 
 // Families, by model_type.
 Status ReadLlama(const ConfigFields& fields, ModelConfig* c);
@@ -50,5 +77,62 @@ Status ReadPhi3(const ConfigFields& fields, ModelConfig* c);
 Status ReadGemma3(const ConfigFields& fields, ModelConfig* c);
 Status ReadGpt2(const ConfigFields& fields, ModelConfig* c);
 Status ReadFalcon(const ConfigFields& fields, ModelConfig* c);
+
+Status ReadMinistral(const ConfigFields& fields, ModelConfig* c);
+Status ReadMinistral3(const ConfigFields& fields, ModelConfig* c);
+Status ReadGemma(const ConfigFields& fields, ModelConfig* c);
+Status ReadGemma2(const ConfigFields& fields, ModelConfig* c);
+Status ReadSmolLm3(const ConfigFields& fields, ModelConfig* c);
+Status ReadGranite(const ConfigFields& fields, ModelConfig* c);
+Status ReadOlmo2(const ConfigFields& fields, ModelConfig* c);
+Status ReadOlmo3(const ConfigFields& fields, ModelConfig* c);
+Status ReadExaone4(const ConfigFields& fields, ModelConfig* c);
+Status ReadGlm(const ConfigFields& fields, ModelConfig* c);
+Status ReadGlm4(const ConfigFields& fields, ModelConfig* c);
+Status ReadCohere(const ConfigFields& fields, ModelConfig* c);
+Status ReadCohere2(const ConfigFields& fields, ModelConfig* c);
+
+// Those with LayerNorm, layer_norm_families.cc.
+Status ReadStarcoder2(const ConfigFields& fields, ModelConfig* c);
+Status ReadStableLm(const ConfigFields& fields, ModelConfig* c);
+Status ReadGptNeox(const ConfigFields& fields, ModelConfig* c);
+Status ReadPhi(const ConfigFields& fields, ModelConfig* c);
+Status ReadNemotron(const ConfigFields& fields, ModelConfig* c);
+
+// Those with RMSNorm, rms_norm_families.cc.
+Status ReadSeedOss(const ConfigFields& fields, ModelConfig* c);
+Status ReadHunyuanDense(const ConfigFields& fields, ModelConfig* c);
+Status ReadErnie45(const ConfigFields& fields, ModelConfig* c);
+Status ReadInternLm2(const ConfigFields& fields, ModelConfig* c);
+Status ReadArcee(const ConfigFields& fields, ModelConfig* c);
+Status ReadApertus(const ConfigFields& fields, ModelConfig* c);
+
+// Experts (families/expert_fields.cc).
+struct ExpertFieldNames {
+  const char* count = "num_experts";
+  const char* other_count = "num_local_experts";  // where `count` is not there
+  const char* used = "num_experts_per_tok";
+  const char* ffn = "moe_intermediate_size";
+};
+// Sizes of experts; all layers have them.
+Status ReadExperts(const ConfigFields& fields, const ExpertFieldNames& names, ModelConfig* c);
+// n_group and topk_group.
+Status ReadExpertGroups(const ConfigFields& fields, ModelConfig* c);
+// The first layers have an MLP, as many as the key says.
+Status ReadDenseLayers(const ConfigFields& fields, const char* key, ModelConfig* c);
+// Settles what is left: a model in which no layer has experts has none.
+void DropUnusedExperts(ModelConfig* c);
+
+// Families with experts.
+Status ReadMixtral(const ConfigFields& fields, ModelConfig* c);
+Status ReadQwen2Moe(const ConfigFields& fields, ModelConfig* c);
+Status ReadQwen3Moe(const ConfigFields& fields, ModelConfig* c);
+Status ReadOlmoe(const ConfigFields& fields, ModelConfig* c);
+Status ReadGraniteMoe(const ConfigFields& fields, ModelConfig* c);
+Status ReadGptOss(const ConfigFields& fields, ModelConfig* c);
+Status ReadGlm4Moe(const ConfigFields& fields, ModelConfig* c);
+Status ReadErnieMoe(const ConfigFields& fields, ModelConfig* c);
+Status ReadPhiMoe(const ConfigFields& fields, ModelConfig* c);
+Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c);
 
 }  // namespace kvlathe

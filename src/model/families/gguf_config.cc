@@ -20,10 +20,46 @@ struct Architecture {
 };
 
 constexpr std::array kArchitectures = {
-    Architecture{"llama", gguf::ReadLlama, true}, Architecture{"qwen2", gguf::ReadQwen2},
-    Architecture{"qwen3", gguf::ReadQwen3},       Architecture{"gemma3", gguf::ReadGemma3},
-    Architecture{"phi3", gguf::ReadPhi3},         Architecture{"gpt2", gguf::ReadGpt2},
+    Architecture{"llama", gguf::ReadLlama, true},
+    Architecture{"qwen2", gguf::ReadQwen2},
+    Architecture{"qwen3", gguf::ReadQwen3},
+    Architecture{"gemma3", gguf::ReadGemma3},
+    Architecture{"phi3", gguf::ReadPhi3},
+    Architecture{"gpt2", gguf::ReadGpt2},
     Architecture{"falcon", gguf::ReadFalcon},
+    Architecture{"starcoder2", gguf::ReadStarcoder2},
+    Architecture{"stablelm", gguf::ReadStableLm},
+    Architecture{"gptneox", gguf::ReadGptNeox},
+    Architecture{"phi2", gguf::ReadPhi2},
+    Architecture{"nemotron", gguf::ReadNemotron},
+    Architecture{"seed_oss", gguf::ReadSeedOss},
+    Architecture{"hunyuan-dense", gguf::ReadHunyuanDense},
+    Architecture{"ernie4_5", gguf::ReadErnie45, true},
+    Architecture{"internlm2", gguf::ReadInternLm2, true},
+    Architecture{"arcee", gguf::ReadArcee, true},
+    Architecture{"apertus", gguf::ReadApertus},
+
+    Architecture{"gemma", gguf::ReadGemma},
+    Architecture{"gemma2", gguf::ReadGemma2},
+    Architecture{"smollm3", gguf::ReadSmolLm3, true},
+    Architecture{"olmo2", gguf::ReadOlmo2},
+    Architecture{"granite", gguf::ReadGranite, true},
+    Architecture{"glm4", gguf::ReadGlm4, true},
+    Architecture{"command-r", gguf::ReadCommandR, true},
+    Architecture{"cohere2", gguf::ReadCohere2, true},
+    Architecture{"exaone4", gguf::ReadExaone4},
+    Architecture{"mistral3", gguf::ReadMistral3, true},
+
+    // With experts.
+    Architecture{"qwen2moe", gguf::ReadQwen2Moe},
+    Architecture{"qwen3moe", gguf::ReadQwen3Moe},
+    Architecture{"olmoe", gguf::ReadOlmoe},
+    Architecture{"granitemoe", gguf::ReadGraniteMoe, true},
+    Architecture{"gpt-oss", gguf::ReadGptOss},
+    Architecture{"glm4moe", gguf::ReadGlm4Moe},
+    Architecture{"ernie4_5-moe", gguf::ReadErnieMoe, true},
+    Architecture{"phimoe", gguf::ReadPhiMoe},
+    Architecture{"bailingmoe2", gguf::ReadBailingMoe2},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {
@@ -61,6 +97,7 @@ void ReadBiases(const GgufFile& file, ModelConfig* c) {
   c->biases.qkv = has("blk.0.attn_qkv.bias") || has("blk.0.attn_q.bias");
   c->biases.o = has("blk.0.attn_output.bias");
   c->biases.mlp = has("blk.0.ffn_up.bias");
+  c->biases.head = has("output.bias");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "model/families/gguf_readers.h"
 
+#include <cmath>
+
 namespace kvlathe::gguf {
 namespace {
 
@@ -25,6 +27,33 @@ json FactorScaling(const std::vector<double>& short_factors,
           {"short_factor", short_factors},
           {"long_factor", long_factors},
           {"original_max_position_embeddings", original_context}};
+}
+
+// What llama.cpp's converter writes of YaRN. yarn_log_multiplier is mscale_all_dim of a model whose
+// mscale is 1.
+Status ReadYarn(const Context& c, double factor, int64_t original_context) {
+  const auto name = [&](const char* key) {
+    return c.keys.Name(fmt::format("rope.scaling.{}", key));
+  };
+  json yarn = {
+      {"type", "yarn"}, {"factor", factor}, {"original_max_position_embeddings", original_context}};
+  KVL_ASSIGN_OR_RETURN(const double share, c.file.NumberOr(name("yarn_ext_factor"), 1, -1e6, 1e6));
+  if (share >= 0 && share != 1) {  // less than 0 says that the file does not know
+    return Error(StatusCode::kUnimplemented, "{}: '{}' is {}; supported: 1", c.file.path(),
+                 name("yarn_ext_factor"), share);
+  }
+  KVL_ASSIGN_OR_RETURN(yarn["beta_fast"], c.file.NumberOr(name("yarn_beta_fast"), 32, 0, 1e6));
+  KVL_ASSIGN_OR_RETURN(yarn["beta_slow"], c.file.NumberOr(name("yarn_beta_slow"), 1, 0, 1e6));
+  const auto stretched = [&](double weight) { return 1 + 0.1 * weight * std::log(factor); };
+  KVL_ASSIGN_OR_RETURN(const double of_all,
+                       c.file.NumberOr(name("yarn_log_multiplier"), 0, 0, 1e3));
+  const double own = of_all == 0 ? stretched(1) : stretched(1) / stretched(of_all);
+  KVL_ASSIGN_OR_RETURN(const double amplitude,
+                       c.file.NumberOr(name("yarn_attn_factor"), own, 1e-3, 1e3));
+  KVL_ASSIGN_OR_RETURN(const double more, c.file.NumberOr(name("attn_factor"), 1, 1e-3, 1e3));
+  yarn["attention_factor"] = amplitude * more;
+  (*c.config)["rope_scaling"] = yarn;
+  return OkStatus();
 }
 
 }  // namespace
@@ -60,6 +89,7 @@ Status ReadRopeScaling(const Context& c) {
                        c.file.NumberOr(c.keys.Name("rope.scaling.factor"), old_factor, 0, 1e6));
   const bool is_old = c.file.FindValue(c.keys.Name("rope.scaling.type")) == nullptr;
   if ((type == "none" && !is_old) || factor == 1 || factor == 0) return OkStatus();
+  if (type == "yarn" && factor > 1) return ReadYarn(c, factor, original);
   (*c.config)["rope_scaling"] = {{"type", is_old ? "linear" : type}, {"factor", factor}};
   return OkStatus();
 }
@@ -114,6 +144,42 @@ Status ReadWindow(const Context& c) {
                        c.file.IntegerOr(c.keys.Name("attention.sliding_window"), 0, 0, kMaxSize));
   if (window > 0) (*c.config)["sliding_window"] = window;
   return OkStatus();
+}
+
+Status ReadWindowPattern(const Context& c, int64_t default_window, int64_t default_period) {
+  json& config = *c.config;
+  KVL_ASSIGN_OR_RETURN(
+      config["sliding_window"],
+      c.file.IntegerOr(c.keys.Name("attention.sliding_window"), default_window, 1, kMaxSize));
+  const std::string key = c.keys.Name("attention.sliding_window_pattern");
+  const GgufValue* const pattern = c.file.FindValue(key);
+  if (pattern == nullptr || !std::holds_alternative<std::vector<int64_t>>(*pattern)) {
+    KVL_ASSIGN_OR_RETURN(config["sliding_window_pattern"],
+                         c.file.IntegerOr(key, default_period, 1, kMaxSize));
+    return OkStatus();
+  }
+  json types = json::array();
+  for (const int64_t slides : std::get<std::vector<int64_t>>(*pattern)) {
+    types.push_back(slides != 0 ? "sliding_attention" : "full_attention");
+  }
+  config["layer_types"] = std::move(types);
+  return OkStatus();
+}
+
+Status DropNextLayers(const Context& c) {
+  const auto n_layers = c.config->at("num_hidden_layers").get<int64_t>();
+  KVL_ASSIGN_OR_RETURN(const int64_t n_next,
+                       c.file.IntegerOr(c.keys.Name("nextn_predict_layers"), 0, 0, n_layers));
+  (*c.config)["num_hidden_layers"] = n_layers - n_next;
+  return OkStatus();
+}
+
+Status RefuseExperts(const Context& c) {
+  KVL_ASSIGN_OR_RETURN(const int64_t n_experts,
+                       c.file.IntegerOr(c.keys.Name("expert_count"), 0, 0, kMaxSize));
+  if (n_experts == 0) return OkStatus();
+  return Error(StatusCode::kUnimplemented, "{}: mixtures of experts are not supported",
+               c.file.path());
 }
 
 }  // namespace kvlathe::gguf

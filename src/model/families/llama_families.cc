@@ -2,6 +2,25 @@
 #include "model/families/family_readers.h"
 
 namespace kvlathe {
+namespace {
+
+// Where layer_types does not say it, the layers from max_window_layers on have the window.
+Status ReadQwenWindows(const ConfigFields& fields, ModelConfig* c) {
+  KVL_ASSIGN_OR_RETURN(const bool has_windows, fields.BoolOr("use_sliding_window", false));
+  if (!has_windows || fields.IsNull("sliding_window")) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(const int window,
+                       fields.IntegerOr("sliding_window", 4096, 1, kMaxPositions));
+  KVL_ASSIGN_OR_RETURN(std::vector<bool> slides, ReadSlidingLayers(fields, c->n_layers));
+  if (slides.empty()) {
+    KVL_ASSIGN_OR_RETURN(const int first, fields.IntegerOr("max_window_layers", 28, 0, 1 << 20));
+    for (int l = 0; l < c->n_layers; ++l) slides.push_back(l >= first);
+  }
+  const RopeConfig rope = c->attention.kinds[0].rope;
+  SetLayerKinds(rope, window, std::vector<bool>(c->n_layers, true), slides, c);
+  return OkStatus();
+}
+
+}  // namespace
 
 Status ReadLlama(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
@@ -17,17 +36,11 @@ Status ReadLlama(const ConfigFields& fields, ModelConfig* c) {
   return ReadRope(fields, c);
 }
 
-Status ReadMistral(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
-  return ReadWindow(fields, c);
-}
-
 Status ReadQwen2(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
   c->biases.qkv = true;
   c->biases.o = false;
-  // Its window holds for some layers only.
-  return RequireSwitch(fields, "use_sliding_window", false);
+  return ReadQwenWindows(fields, c);
 }
 
 Status ReadQwen3(const ConfigFields& fields, ModelConfig* c) {
@@ -35,7 +48,7 @@ Status ReadQwen3(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(fields.Integer("head_dim", 1, kMaxDim).status());
   KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
   c->norms.of_qk = QkNormConfig();
-  return RequireSwitch(fields, "use_sliding_window", false);
+  return ReadQwenWindows(fields, c);
 }
 
 }  // namespace kvlathe
