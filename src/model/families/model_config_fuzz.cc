@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "base/check.h"
 #include "io/gguf/gguf.h"
+#include "io/gguf/gguf_header.h"
 #include "model/config.h"
 #include "model/families/gguf_config.h"
 
@@ -72,6 +74,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t n_bytes) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), n_bytes);
   StatusOr<ModelConfig> config = kvlathe::Error(kvlathe::StatusCode::kDataLoss, "{}", path);
   if (bytes.starts_with("GGUF")) {
+    // What is no file of tensors is for the fuzzer of such files.
+    const auto header = kvlathe::ParseGgufHeader(std::as_bytes(std::span(bytes)), path);
+    if (!header.ok()) return 0;
     config = ReadGguf(bytes, path);
     ::unlink(path.c_str());
   } else {
