@@ -107,14 +107,14 @@ enum class WeightLayout {
   kHunyuan,
   kInternLm2,
   kApertus,
-  kExaone,
-  kQwen,        // the first
-  kGlm,         // gate and up in one tensor, and names of norms of its own
   kMixtral,     // as kLlama, with a router and experts of other names
   kGraniteMoe,  // as kLlama, with experts that stand in one tensor
   kGptOss,      // the same, with gate and up row by row in turn
   kErnieMoe,    // as kLlama, with biases of the choice of experts elsewhere
   kBailingMoe,
+  kExaone,
+  kQwen,  // the first
+  kGlm,   // gate and up in one tensor, and names of norms of its own
   kGguf,  // the names of GGUF
 };
 

@@ -116,6 +116,11 @@ Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c, const ShapeDefa
   return RequireActivation(fields, "silu");
 }
 
+void SetMultipliers(double of_embedding, double of_residual, ModelConfig* c) {
+  c->embedding_scale = static_cast<float>(of_embedding / of_residual);
+  c->norms.eps = static_cast<float>(c->norms.eps / (of_residual * of_residual));
+}
+
 Status ReadAttentionBias(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
   c->biases.o = c->biases.qkv;

@@ -116,12 +116,6 @@ Status ReadInternLm2(const ConfigFields& fields, ModelConfig* c);
 Status ReadArcee(const ConfigFields& fields, ModelConfig* c);
 Status ReadApertus(const ConfigFields& fields, ModelConfig* c);
 
-// Those that are a Llama with other names, llama_by_other_names.cc.
-Status ReadExaone(const ConfigFields& fields, ModelConfig* c);
-Status ReadInternLm3(const ConfigFields& fields, ModelConfig* c);
-Status ReadQwen(const ConfigFields& fields, ModelConfig* c);
-Status ReadMiniCpm(const ConfigFields& fields, ModelConfig* c);
-
 // Experts (families/expert_fields.cc).
 struct ExpertFieldNames {
   const char* count = "num_experts";
@@ -149,5 +143,10 @@ Status ReadGlm4Moe(const ConfigFields& fields, ModelConfig* c);
 Status ReadErnieMoe(const ConfigFields& fields, ModelConfig* c);
 Status ReadPhiMoe(const ConfigFields& fields, ModelConfig* c);
 Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c);
+// Those that are a Llama with other names, llama_by_other_names.cc.
+Status ReadExaone(const ConfigFields& fields, ModelConfig* c);
+Status ReadInternLm3(const ConfigFields& fields, ModelConfig* c);
+Status ReadQwen(const ConfigFields& fields, ModelConfig* c);
+Status ReadMiniCpm(const ConfigFields& fields, ModelConfig* c);
 
 }  // namespace kvlathe
