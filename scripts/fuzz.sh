@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
 # runs it on its corpus:  scripts/fuzz.sh TARGET [SECONDS] [libFuzzer options]
-# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, sequence_stream, session_state, prefix_file, prompt_question,
-# restored_sequence, attend_packed, rank_message, regex or chat_template.
 # TARGET: safetensors, gguf, model_config, spec, http_request, api, sequence_file, sequence_stream, session_state, prefix_file, prompt_question,
-# restored_sequence, attend_packed, rank_message or chat_template.
+# restored_sequence, attend_packed, rank_message, regex or chat_template.
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
 cd "$(dirname "$0")/.."
