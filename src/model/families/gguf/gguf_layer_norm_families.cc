@@ -32,9 +32,10 @@ Status ReadRotaryShare(const Context& c, const char* field) {
 
 }  // namespace
 
-// Files have no window, whatever the model has; llama.cpp computes it without one.
+// llama.cpp's converter leaves the window out.
 Status ReadStarcoder2(const Context& c) {
   KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "starcoder2", "norm_epsilon"));
+  KVL_RETURN_IF_ERROR(ReadWindow(c));
   return RequireWholeRotary(c);
 }
 

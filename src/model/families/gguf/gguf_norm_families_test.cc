@@ -123,6 +123,15 @@ TEST_F(GgufNormFamiliesTest, ClippedQueriesOfOlmoAreRefused) {
   EXPECT_THAT(MessageOf(status), HasSubstr("'clip_qkv' is 8"));
 }
 
+TEST_F(GgufNormFamiliesTest, AWindowOfStarCoder2IsReadWhereAFileHasIt) {
+  EXPECT_EQ(Read("starcoder2")->attention.of(0).window, 0);
+  const auto c = Read("starcoder2", [](GgufTestWriter* writer) {
+    writer->AddInteger("starcoder2.attention.sliding_window", 100);
+  });
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->attention.of(1).window, 100);
+}
+
 TEST_F(GgufNormFamiliesTest, KeysOfLayerNormAndOfTheShareThatRotates) {
   for (const char* architecture : {"stablelm", "gptneox", "phi2", "nemotron"}) {
     const auto c = Read(architecture, [&](GgufTestWriter* writer) {
