@@ -182,10 +182,8 @@ Projection WeightNames::router(int layer_idx) const {
           {{0, n_experts}}};
 }
 
-StoredVector WeightNames::choice_bias(int layer_idx) const {
-  const int64_t n = config_.experts->n_experts;
-  return {Layer(layer_idx, table_.experts.choice_bias),
-          table_.experts.is_choice_bias_row ? std::vector<int64_t>{1, n} : std::vector<int64_t>{n}};
+std::string WeightNames::choice_bias(int layer_idx) const {
+  return Layer(layer_idx, table_.experts.choice_bias);
 }
 
 Projection WeightNames::OfExpert(int layer_idx, int expert_idx, const char* name, int64_t n_out,
@@ -234,11 +232,8 @@ Projection WeightNames::shared_out(int layer_idx) const {
                config_.experts->shared_ffn_dim);
 }
 
-StoredVector WeightNames::shared_router(int layer_idx) const {
-  const int64_t n = config_.hidden_dim;
-  return {Layer(layer_idx, table_.experts.shared_router) + ".weight",
-          table_.experts.is_shared_router_vector ? std::vector<int64_t>{n}
-                                                 : std::vector<int64_t>{1, n}};
+std::string WeightNames::shared_router(int layer_idx) const {
+  return Layer(layer_idx, table_.experts.shared_router) + ".weight";
 }
 
 }  // namespace kvlathe

@@ -50,12 +50,6 @@ struct VectorPart {
   std::vector<Projection::Run> runs;  // in the order wanted
 };
 
-// A vector as it is stored: [n], or [1, n].
-struct StoredVector {
-  std::string name;
-  std::vector<int64_t> shape;
-};
-
 // The rows in `wanted`, rising, of the matrices of `parts` below each other; parts without any
 // stay, empty.
 std::vector<Projection> TakeRows(std::vector<Projection> parts, std::span<const Range> wanted);
@@ -96,13 +90,13 @@ class WeightNames {
 
   // Of layers with experts (ModelConfig::has_experts).
   Projection router(int layer_idx) const;  // [n_experts, hidden_dim]
-  StoredVector choice_bias(int layer_idx) const;
+  std::string choice_bias(int layer_idx) const;
   std::vector<Projection> expert_in(int layer_idx, int expert_idx) const;
   Projection expert_out(int layer_idx, int expert_idx) const;
   // The MLP that every token goes through besides, and the row whose product gates it.
   std::vector<Projection> shared_in(int layer_idx) const;
   Projection shared_out(int layer_idx) const;
-  StoredVector shared_router(int layer_idx) const;
+  std::string shared_router(int layer_idx) const;
 
  private:
   enum class Role { kQk, kValue };

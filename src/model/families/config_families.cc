@@ -56,12 +56,22 @@ constexpr std::array kFamilies = {
     Family{"qwen2_moe", ReadQwen2Moe},
     Family{"qwen3_moe", ReadQwen3Moe},
     Family{"olmoe", ReadOlmoe},
+    Family{"granitemoe", ReadGraniteMoe},
+    Family{"granitemoeshared", ReadGraniteMoe},
     Family{"gpt_oss", ReadGptOss},
     Family{"glm4_moe", ReadGlm4Moe},
     Family{"ernie4_5_moe", ReadErnieMoe},
     Family{"phimoe", ReadPhiMoe},
     Family{"bailing_moe", ReadBailingMoe},
     Family{"bailing_moe_v2", ReadBailingMoe},
+    Family{"jais2", ReadJais2},
+    Family{"olmo", ReadOlmo},
+    Family{"orion", ReadOrion},
+    Family{"exaone", ReadExaone},
+    Family{"internlm3", ReadInternLm3},
+    Family{"xverse", ReadLlama},
+    Family{"qwen", ReadQwen},
+    Family{"minicpm", ReadMiniCpm},
 };
 
 // Whether experts are stored as gpt-oss has them published, in blocks of four bits.

@@ -51,7 +51,22 @@ constexpr std::array kArchitectures = {
     Architecture{"mistral3", gguf::ReadMistral3, true},
 
     // With experts.
+    Architecture{"qwen2moe", gguf::ReadQwen2Moe},
     Architecture{"qwen3moe", gguf::ReadQwen3Moe},
+    Architecture{"olmoe", gguf::ReadOlmoe},
+    Architecture{"granitemoe", gguf::ReadGraniteMoe, true},
+    Architecture{"gpt-oss", gguf::ReadGptOss},
+    Architecture{"glm4moe", gguf::ReadGlm4Moe},
+    Architecture{"ernie4_5-moe", gguf::ReadErnieMoe, true},
+    Architecture{"phimoe", gguf::ReadPhiMoe},
+    Architecture{"bailingmoe2", gguf::ReadBailingMoe2},
+    Architecture{"jais2", gguf::ReadJais2},
+    Architecture{"olmo", gguf::ReadOlmo, true},
+    Architecture{"orion", gguf::ReadOrion},
+    Architecture{"exaone", gguf::ReadExaone},
+    Architecture{"xverse", gguf::ReadXverse, true},
+    Architecture{"qwen", gguf::ReadQwen},
+    Architecture{"minicpm", gguf::ReadMiniCpm, true},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {

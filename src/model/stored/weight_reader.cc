@@ -98,6 +98,13 @@ StatusOr<std::vector<float>> WeightReader::Numbers(const std::string& name,
   return values;
 }
 
+StatusOr<std::vector<float>> WeightReader::VectorOrRow(const std::string& name, int64_t n) {
+  StatusOr<std::vector<float>> vector = Numbers(name, {n});
+  if (vector.ok()) return vector;
+  StatusOr<std::vector<float>> row = Numbers(name, {1, n});
+  return row.ok() ? std::move(row) : std::move(vector);
+}
+
 StatusOr<std::vector<float>> WeightReader::Vector(const std::vector<VectorPart>& parts) {
   std::vector<float> wanted;
   for (const VectorPart& part : parts) {
