@@ -10,7 +10,6 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "cpu/kernels/elementwise/gates.h"
 #include "cpu/rotate_and_map.h"
 
 namespace kvlathe {
@@ -206,11 +205,11 @@ void CpuBackend::Gate(const GatePlan& plan) {
       case GateKind::kGeluTanh:
         return elementwise_->gelu_tanh(x, n * plan.ffn_dim, plan.out_type, out);
       case GateKind::kRelu2:
-        return Relu2(x, n * plan.ffn_dim, plan.out_type, out);
+        return elementwise_->relu2(x, n * plan.ffn_dim, plan.out_type, out);
       case GateKind::kXielu:
-        return Xielu(plan.xielu, x, n * plan.ffn_dim, plan.out_type, out);
+        return elementwise_->xielu(plan.xielu, x, n * plan.ffn_dim, plan.out_type, out);
       case GateKind::kClampedSwiglu:
-        return ClampedSwiglu(x, n, plan.ffn_dim, plan.out_type, out);
+        return elementwise_->clamped_swiglu(x, n, plan.ffn_dim, plan.out_type, out);
     }
   });
 }

@@ -17,6 +17,7 @@
 #include "machine/kept_entries.h"
 #include "machine/residents.h"
 #include "machine/sealed_runs.h"
+#include "machine/xielu_numbers.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -66,15 +67,6 @@ inline bool HasGate(GateKind kind) {
   return kind == GateKind::kSwiglu || kind == GateKind::kGegluTanh ||
          kind == GateKind::kClampedSwiglu;
 }
-
-// The numbers of xIELU (arXiv 2411.13010), where x > 0: positive x^2 + beta x, and elsewhere
-// negative (expm1(min(x, eps)) - x) + beta x.
-struct XieluNumbers {
-  float positive = 0;
-  float negative = 0;
-  float beta = 0;
-  float eps = 0;
-};
 
 struct GatePlan {
   GateKind kind = GateKind::kSwiglu;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "machine/xielu_numbers.h"
 
 namespace kvlathe {
 
@@ -89,7 +90,7 @@ enum class MlpKind {
   kGelu,           // gelu(up x)
   kGeluTanh,       // the same with GELU's tanh approximation
   kRelu2,          // max(0, up x)^2 (Nemotron, Arcee)
-  kXielu,          // xIELU of (up x), with numbers of each layer's own (Apertus; machine/plans.h)
+  kXielu,          // xIELU of (up x), with numbers of each layer's own (Apertus; XieluNumbers)
   kClampedSwiglu,  // g sigmoid(1.702 g) (u + 1) with g <= 7 and u in [-7, 7] (gpt-oss)
 };
 // How tensors are named and which of them are fused or transposed (model/weight_tables.h).
@@ -98,14 +99,23 @@ enum class WeightLayout {
   kGpt2,
   kPhi3,
   kFalcon,
-  kGemma,       // as kLlama, with more norms, whose weights are stored less one
+  kGemma,  // as kLlama, with more norms, whose weights are stored less one (Nemotron's too)
+  kStarcoder2,
+  kStableLm,
+  kGptNeox,
+  kPhi,
+  kHunyuan,
+  kInternLm2,
+  kApertus,
   kMixtral,     // as kLlama, with a router and experts of other names
   kGraniteMoe,  // as kLlama, with experts that stand in one tensor
   kGptOss,      // the same, with gate and up row by row in turn
   kErnieMoe,    // as kLlama, with biases of the choice of experts elsewhere
   kBailingMoe,
-  kGguf,  // the names of GGUF
+  kExaone,
+  kQwen,  // the first
   kGlm,   // gate and up in one tensor, and names of norms of its own
+  kGguf,  // the names of GGUF
 };
 
 // A model retrofitted with Dynamic Memory Compression (arXiv 2403.09636; docs/methods/dmc.md):
@@ -159,6 +169,7 @@ struct QkNormConfig {
 struct NormConfig {
   NormKind kind = NormKind::kRms;  // of what attention and the MLP read, and of the last stream
   float eps = 1e-5f;
+  bool has_weights = true;  // where not (OLMo), they are 1; those of of_qk and of_outputs have some
   // Whether what attention and the MLP read is normalised. Where not (OLMo 2, EXAONE 4), they read
   // the stream as it is.
   bool of_inputs = true;
@@ -224,6 +235,8 @@ struct ModelConfig {
   AttentionLayers attention;
   double rotary_fraction = 1;  // of head_dim; channels behind it do not rotate
   MlpKind mlp = MlpKind::kSwiglu;
+  // With kXielu, [n_layers]; empty: tensors of the layers have them.
+  std::vector<XieluNumbers> xielu;
   float embedding_scale = 1;  // multiplies the rows of the embedding
   // Multiplies scores; 0: 1 / sqrt(head_dim) does.
   float score_scale = 0;

@@ -9,6 +9,31 @@
 
 namespace kvlathe {
 
+namespace {
+
+// kUnimplemented where rows lose what attention could not give back to them. Values that have lost
+// an offset need probabilities that add up to 1, and keys whose offsets are a part of biases of
+// scores that may all get the same number.
+Status CheckOffsets(const ModelBasis& basis, const ModelConfig& config, bool folds_keys) {
+  for (const HeadBasis& head : basis.heads) {
+    if (config.has_sink_logits && !head.value_offset.empty()) {
+      return Error(StatusCode::kUnimplemented,
+                   "the basis takes offsets off values, and beside sink logits the probabilities "
+                   "of attention do not add up to 1; make it without");
+    }
+    if (config.scores_are_absolute() && folds_keys && !head.key_offset.empty()) {
+      return Error(
+          StatusCode::kUnimplemented,
+          "the basis takes offsets off keys, and the biases of keys of a model with learned "
+          "positions take them up, where sink logits and caps of scores miss them; make it "
+          "without");
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
 Model::Model(std::shared_ptr<ModelWeights> weights)
     : weights_(std::move(weights)), rotations_(weights_->config(), &weights_->machine().memory()) {
   activations_.memory = &machine().memory();
@@ -131,6 +156,9 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
 }
 
 Status Model::CompileLayers(const ModelBasis* basis) {
+  if (basis != nullptr) {
+    KVL_RETURN_IF_ERROR(CheckOffsets(*basis, config(), RowsNeedNoTurn(basis)));
+  }
   KVL_CHECK_EQ(layout_.n_kv_heads % HeadsPerLatent(layout_.keys), 0);
   for (int l = 0; l < layout_.n_layers; ++l) {
     KVL_ASSIGN_OR_RETURN(std::unique_ptr<Layer> layer, MakeLayer(l, basis));

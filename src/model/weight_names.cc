@@ -66,12 +66,22 @@ std::vector<VectorPart> WeightNames::k_norm(int layer_idx) const {
 }
 
 std::vector<VectorPart> WeightNames::QkNorm(int layer_idx, const char* suffix, int n_heads) const {
-  const bool is_shared = config_.norms.of_qk->over == QkNormConfig::Over::kHead;
-  const int n_stored = is_shared ? 1 : n_heads;
-  const bool is_by_head = config_.norms.of_qk->over == QkNormConfig::Over::kHeadOwn;
-  return {{Layer(layer_idx, suffix) + ".weight", int64_t{n_stored} * config_.head_dim,
-           RotatingRows(0, n_stored), is_by_head ? n_heads : 0}};
+  const QkNormConfig::Over over = config_.norms.of_qk->over;
+  const std::string tensor = Layer(layer_idx, suffix);
+  const int64_t d = config_.head_dim;
+  if (over == QkNormConfig::Over::kHead) return {{tensor + ".weight", d, 0, RotatingRows(0, 1)}};
+  if (!table_.has_norm_of_each_head) {
+    const int64_t n_rows = over == QkNormConfig::Over::kHeadOwn ? n_heads : 0;
+    return {{tensor + ".weight", n_heads * d, n_rows, RotatingRows(0, n_heads)}};
+  }
+  std::vector<VectorPart> parts;
+  for (int h = 0; h < n_heads; ++h) {
+    parts.push_back({fmt::format("{}.norms.{}.weight", tensor, h), d, 0, RotatingRows(0, 1)});
+  }
+  return parts;
 }
+
+std::string WeightNames::xielu(int layer_idx) const { return Layer(layer_idx, table_.xielu); }
 
 std::string WeightNames::sink_logits(int layer_idx) const { return Layer(layer_idx, table_.sinks); }
 
@@ -172,10 +182,8 @@ Projection WeightNames::router(int layer_idx) const {
           {{0, n_experts}}};
 }
 
-StoredVector WeightNames::choice_bias(int layer_idx) const {
-  const int64_t n = config_.experts->n_experts;
-  return {Layer(layer_idx, table_.experts.choice_bias),
-          table_.experts.is_choice_bias_row ? std::vector<int64_t>{1, n} : std::vector<int64_t>{n}};
+std::string WeightNames::choice_bias(int layer_idx) const {
+  return Layer(layer_idx, table_.experts.choice_bias);
 }
 
 Projection WeightNames::OfExpert(int layer_idx, int expert_idx, const char* name, int64_t n_out,
@@ -224,11 +232,8 @@ Projection WeightNames::shared_out(int layer_idx) const {
                config_.experts->shared_ffn_dim);
 }
 
-StoredVector WeightNames::shared_router(int layer_idx) const {
-  const int64_t n = config_.hidden_dim;
-  return {Layer(layer_idx, table_.experts.shared_router) + ".weight",
-          table_.experts.is_shared_router_vector ? std::vector<int64_t>{n}
-                                                 : std::vector<int64_t>{1, n}};
+std::string WeightNames::shared_router(int layer_idx) const {
+  return Layer(layer_idx, table_.experts.shared_router) + ".weight";
 }
 
 }  // namespace kvlathe

@@ -46,14 +46,8 @@ struct Projection {
 struct VectorPart {
   std::string name;
   int64_t n_stored = 0;
+  int64_t n_rows = 0;                 // it is stored as a matrix of so many rows; 0: as a vector
   std::vector<Projection::Run> runs;  // in the order wanted
-  int64_t n_rows = 0;                 // stored as [n_rows, n_stored / n_rows]; 0: as [n_stored]
-};
-
-// A vector as it is stored: [n], or [1, n].
-struct StoredVector {
-  std::string name;
-  std::vector<int64_t> shape;
 };
 
 // The rows in `wanted`, rising, of the matrices of `parts` below each other; parts without any
@@ -78,6 +72,8 @@ class WeightNames {
   // other, or what heads share.
   std::vector<VectorPart> q_norm(int layer_idx) const;
   std::vector<VectorPart> k_norm(int layer_idx) const;
+  // What stands before ".alpha_p", ".alpha_n", ".beta" and ".eps", with MlpKind::kXielu.
+  std::string xielu(int layer_idx) const;
   std::string sink_logits(int layer_idx) const;    // with has_sink_logits: [n_heads]
   std::string attn_out_norm(int layer_idx) const;  // with output_norms
   std::string ffn_out_norm(int layer_idx) const;
@@ -94,13 +90,13 @@ class WeightNames {
 
   // Of layers with experts (ModelConfig::has_experts).
   Projection router(int layer_idx) const;  // [n_experts, hidden_dim]
-  StoredVector choice_bias(int layer_idx) const;
+  std::string choice_bias(int layer_idx) const;
   std::vector<Projection> expert_in(int layer_idx, int expert_idx) const;
   Projection expert_out(int layer_idx, int expert_idx) const;
   // The MLP that every token goes through besides, and the row whose product gates it.
   std::vector<Projection> shared_in(int layer_idx) const;
   Projection shared_out(int layer_idx) const;
-  StoredVector shared_router(int layer_idx) const;
+  std::string shared_router(int layer_idx) const;
 
  private:
   enum class Role { kQk, kValue };

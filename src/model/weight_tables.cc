@@ -108,7 +108,6 @@ WeightTable ErnieMoeTable(const ModelConfig& config, const TensorSource& source)
   WeightTable t = LlamaTable(config);
   t.experts = ExpertsOfLlama(config, source);
   t.experts.choice_bias = "mlp.moe_statics.e_score_correction_bias";
-  t.experts.is_choice_bias_row = true;
   return t;
 }
 
@@ -136,8 +135,7 @@ ExpertTable ExpertsOfGguf(const ModelConfig& config, const TensorSource& source)
                    .shared_gate = "ffn_gate_shexp",
                    .shared_up = "ffn_up_shexp",
                    .shared_down = "ffn_down_shexp",
-                   .shared_router = "ffn_gate_inp_shexp",
-                   .is_shared_router_vector = true};
+                   .shared_router = "ffn_gate_inp_shexp"};
   if (has("ffn_gate_up_exps.weight")) {
     t.gate = "";
     t.up = "ffn_gate_up_exps";
@@ -173,6 +171,108 @@ WeightTable GlmTable(const ModelConfig& config) {
   return t;
 }
 
+WeightTable Starcoder2Table(const ModelConfig& config) {
+  WeightTable t = LlamaTable(config);
+  t.up = "mlp.c_fc";
+  t.down = "mlp.c_proj";
+  return t;
+}
+
+WeightTable StableLmTable(const ModelConfig& config) {
+  WeightTable t = LlamaTable(config);
+  t.q_norm = "self_attn.q_layernorm";
+  t.k_norm = "self_attn.k_layernorm";
+  t.has_norm_of_each_head = true;
+  return t;
+}
+
+WeightTable GptNeoxTable() {
+  return {.outside = "gpt_neox.",
+          .layers = "gpt_neox.layers.",
+          .embedding = "embed_in",
+          .head = "embed_out",
+          .final_norm = "final_layer_norm",
+          .attn_norm = "input_layernorm",
+          .ffn_norm = "post_attention_layernorm",
+          .qkv = "attention.query_key_value",
+          .o = "attention.dense",
+          .up = "mlp.dense_h_to_4h",
+          .down = "mlp.dense_4h_to_h",
+          .fused = WeightTable::Fused::kByKvHead};
+}
+
+WeightTable PhiTable(const ModelConfig& config) {
+  WeightTable t = LlamaTable(config);
+  t.final_norm = "final_layernorm";
+  t.q_norm = "self_attn.q_layernorm";
+  t.k_norm = "self_attn.k_layernorm";
+  t.o = "self_attn.dense";
+  t.up = "mlp.fc1";
+  t.down = "mlp.fc2";
+  return t;
+}
+
+WeightTable HunyuanTable(const ModelConfig& config) {
+  WeightTable t = LlamaTable(config);
+  t.q_norm = "self_attn.query_layernorm";
+  t.k_norm = "self_attn.key_layernorm";
+  return t;
+}
+
+WeightTable InternLm2Table() {
+  return {.outside = "model.",
+          .layers = "model.layers.",
+          .embedding = "tok_embeddings",
+          .head = "output",
+          .final_norm = "norm",
+          .attn_norm = "attention_norm",
+          .ffn_norm = "ffn_norm",
+          .qkv = "attention.wqkv",
+          .o = "attention.wo",
+          .gate = "feed_forward.w1",
+          .up = "feed_forward.w3",
+          .down = "feed_forward.w2",
+          .fused = WeightTable::Fused::kByKvHead};
+}
+
+WeightTable ApertusTable(const ModelConfig& config) {
+  WeightTable t = LlamaTable(config);
+  t.attn_norm = "attention_layernorm";
+  t.ffn_norm = "feedforward_layernorm";
+  t.xielu = "mlp.act_fn";
+  return t;
+}
+
+WeightTable ExaoneTable() {
+  return {.outside = "transformer.",
+          .layers = "transformer.h.",
+          .embedding = "wte",
+          .final_norm = "ln_f",
+          .attn_norm = "ln_1",
+          .ffn_norm = "ln_2",
+          .q = "attn.attention.q_proj",
+          .k = "attn.attention.k_proj",
+          .v = "attn.attention.v_proj",
+          .o = "attn.attention.out_proj",
+          .gate = "mlp.c_fc_0",
+          .up = "mlp.c_fc_1",
+          .down = "mlp.c_proj"};
+}
+
+WeightTable QwenTable() {
+  return {.outside = "transformer.",
+          .layers = "transformer.h.",
+          .embedding = "wte",
+          .final_norm = "ln_f",
+          .attn_norm = "ln_1",
+          .ffn_norm = "ln_2",
+          .qkv = "attn.c_attn",
+          .o = "attn.c_proj",
+          .gate = "mlp.w2",
+          .up = "mlp.w1",
+          .down = "mlp.c_proj"};
+}
+
 WeightTable FalconTable(const ModelConfig& config) {
   const bool has_two_norms = HasTwoParallelNorms(config);
   return {.outside = "transformer.",
@@ -204,23 +304,21 @@ WeightTable Gpt2Table(const TensorSource& source) {
           .is_transposed = true};
 }
 
-// Some families that normalise no outputs name the norm of the MLP by its place.
-const char* GgufFfnNorm(const ModelConfig& config, const TensorSource& source) {
-  const bool is_other = !config.norms.of_outputs && !source.Has("blk.0.ffn_norm.weight") &&
-                        source.Has("blk.0.post_attention_norm.weight");
-  return is_other ? "post_attention_norm" : "ffn_norm";
-}
-
 WeightTable GgufTable(const ModelConfig& config, const TensorSource& source) {
-  const bool has_two_norms = HasTwoParallelNorms(config);
-  // Of Falcon's two norms the file calls that of the MLP attn_norm.
+  // Of Falcon's two norms the file calls that of the MLP attn_norm, and some families' norm before
+  // the MLP is called by its place behind attention.
+  const bool has_second_norm = source.Has("blk.0.attn_norm_2.weight");
+  const bool is_post_attention =
+      !config.norms.of_outputs && source.Has("blk.0.post_attention_norm.weight");
   return {.layers = "blk.",
           .embedding = "token_embd",
           .head = "output",
           .positions = "position_embd",
           .final_norm = "output_norm",
-          .attn_norm = has_two_norms ? "attn_norm_2" : "attn_norm",
-          .ffn_norm = has_two_norms ? "attn_norm" : GgufFfnNorm(config, source),
+          .attn_norm = has_second_norm ? "attn_norm_2" : "attn_norm",
+          .ffn_norm = has_second_norm     ? "attn_norm"
+                      : is_post_attention ? "post_attention_norm"
+                                          : "ffn_norm",
           .q_norm = "attn_q_norm",
           .k_norm = "attn_k_norm",
           .attn_out_norm = "post_attention_norm",
@@ -266,6 +364,24 @@ WeightTable TableOf(const ModelConfig& config, const TensorSource& source) {
       return FalconTable(config);
     case WeightLayout::kGpt2:
       return Gpt2Table(source);
+    case WeightLayout::kStarcoder2:
+      return Starcoder2Table(config);
+    case WeightLayout::kStableLm:
+      return StableLmTable(config);
+    case WeightLayout::kGptNeox:
+      return GptNeoxTable();
+    case WeightLayout::kPhi:
+      return PhiTable(config);
+    case WeightLayout::kHunyuan:
+      return HunyuanTable(config);
+    case WeightLayout::kInternLm2:
+      return InternLm2Table();
+    case WeightLayout::kApertus:
+      return ApertusTable(config);
+    case WeightLayout::kExaone:
+      return ExaoneTable();
+    case WeightLayout::kQwen:
+      return QwenTable();
     case WeightLayout::kGguf:
       break;
   }

@@ -13,7 +13,6 @@ namespace kvlathe {
 struct ExpertTable {
   const char* router = "mlp.gate";
   const char* choice_bias = "";                   // the whole name
-  bool is_choice_bias_row = false;                // [1, n_experts] in place of [n_experts]
   const char* gate = "mlp.experts.{}.gate_proj";  // empty: `up` holds both, gate first
   const char* up = "mlp.experts.{}.up_proj";
   const char* down = "mlp.experts.{}.down_proj";
@@ -24,7 +23,6 @@ struct ExpertTable {
   const char* shared_up = "mlp.shared_expert.up_proj";
   const char* shared_down = "mlp.shared_expert.down_proj";
   const char* shared_router = "mlp.shared_expert_gate";  // with has_shared_gate
-  bool is_shared_router_vector = false;                  // [hidden_dim] in place of [1, hidden_dim]
 };
 
 struct WeightTable {
@@ -44,6 +42,7 @@ struct WeightTable {
   const char* ffn_norm = "";
   const char* q_norm = "";
   const char* k_norm = "";
+  bool has_norm_of_each_head = false;  // tensors q_norm + ".norms.0", ... in place of q_norm
   const char* attn_out_norm = "";
   const char* ffn_out_norm = "";
   const char* sinks = "";  // the whole name behind the layer
@@ -55,6 +54,7 @@ struct WeightTable {
   const char* gate = "";  // empty: the MLP has none, or one tensor holds gate and up
   const char* up = "";
   const char* down = "";
+  const char* xielu = "";  // before the names of the four numbers
   ExpertTable experts;
   Fused fused = Fused::kQueriesKeysValues;
   bool is_transposed = false;  // matrices of layers are stored [n_in, n_out]

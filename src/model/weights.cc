@@ -3,8 +3,10 @@
 #include <Eigen/Core>
 #include <bit>
 #include <iterator>
+#include <string_view>
 
 #include "base/random.h"
+#include "model/families/xielu.h"
 #include "model/layer_basis.h"
 #include "model/retrofits/dms_file.h"
 #include "model/stored/block_types.h"
@@ -195,6 +197,7 @@ Status ModelWeights::LoadMlp(int layer_idx, ThreadPool* pool) {
   const Projection down = held_names_.mlp_out(layer_idx);
   KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, types_, residents(), pool));
   KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, types_, residents(), pool));
+  if (config_.mlp == MlpKind::kXielu) KVL_RETURN_IF_ERROR(LoadXielu(layer_idx));
   if (config_.biases.mlp) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> of_in, ReadBiases(mlp_in));
     KVL_ASSIGN_OR_RETURN(layer.mlp_in_bias, Upload(std::move(of_in)));
@@ -208,10 +211,17 @@ Status ModelWeights::LoadMlp(int layer_idx, ThreadPool* pool) {
 Status ModelWeights::LoadQkNorms(int layer_idx) {
   LayerWeights& layer = layers_[layer_idx];
   const QkNormConfig& norms = *config_.norms.of_qk;
-  const auto load = [&](const std::vector<VectorPart>& parts, NormWeights* to) -> Status {
+  const auto load = [&](std::vector<VectorPart> parts, NormWeights* to) -> Status {
     KVL_ASSIGN_OR_RETURN(std::vector<float> wanted, reader_.Vector(parts));
     for (float& w : wanted) w += names_.norm_offset();
     KVL_ASSIGN_OR_RETURN(to->weight, Upload(std::move(wanted)));
+    if (norms.kind != NormKind::kLayer) return OkStatus();
+    constexpr std::string_view kWeight = "weight";
+    for (VectorPart& part : parts) {
+      part.name.replace(part.name.size() - kWeight.size(), kWeight.size(), "bias");
+    }
+    KVL_ASSIGN_OR_RETURN(std::vector<float> biases, reader_.Vector(parts));
+    KVL_ASSIGN_OR_RETURN(to->bias, Upload(std::move(biases)));
     return OkStatus();
   };
   KVL_RETURN_IF_ERROR(load(held_names_.q_norm(layer_idx), &layer.q_norm));
@@ -225,14 +235,30 @@ Status ModelWeights::LoadQkNorms(int layer_idx) {
   return OkStatus();
 }
 
+Status ModelWeights::LoadXielu(int layer_idx) {
+  XieluNumbers& xielu = layers_[layer_idx].xielu;
+  if (!config_.xielu.empty()) {
+    xielu = config_.xielu[layer_idx];
+    return OkStatus();
+  }
+  const std::string prefix = names_.xielu(held_names_.LayerOf(layer_idx));
+  KVL_ASSIGN_OR_RETURN(const float alpha_p, reader_.Number(prefix + ".alpha_p"));
+  KVL_ASSIGN_OR_RETURN(const float alpha_n, reader_.Number(prefix + ".alpha_n"));
+  KVL_ASSIGN_OR_RETURN(const float beta, reader_.Number(prefix + ".beta"));
+  KVL_ASSIGN_OR_RETURN(const float eps, reader_.Number(prefix + ".eps"));
+  xielu = XieluOf(alpha_p, alpha_n, beta, eps);
+  return OkStatus();
+}
+
 StatusOr<NormWeights> ModelWeights::ReadNorm(const std::string& tensor, int64_t n_dims,
                                              NormKind kind, float scale) {
   NormWeights norm;
-  KVL_ASSIGN_OR_RETURN(std::vector<float> weight, reader_.Vector(tensor + ".weight", n_dims));
-  for (float& w : weight) {
-    w += names_.norm_offset();
-    w *= scale;
+  std::vector<float> weight(n_dims, 1);
+  if (config_.norms.has_weights) {
+    KVL_ASSIGN_OR_RETURN(weight, reader_.Vector(tensor + ".weight", n_dims));
+    for (float& w : weight) w += names_.norm_offset();
   }
+  for (float& w : weight) w *= scale;
   KVL_ASSIGN_OR_RETURN(norm.weight, Upload(std::move(weight)));
   if (kind == NormKind::kLayer) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> bias, reader_.Vector(tensor + ".bias", n_dims));

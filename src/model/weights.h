@@ -45,7 +45,8 @@ struct ExpertWeights {
 struct LayerWeights {
   NormWeights attn_norm;
   NormWeights ffn_norm;  // empty with shared_norm
-  // With norms.of_qk. [head_dim], [n_heads, head_dim] or [n_heads * head_dim] (QkNormConfig::over).
+  // With norms.of_qk. [head_dim], [n_heads, head_dim] or [n_heads * head_dim] (QkNormConfig::over);
+  // biases with NormKind::kLayer.
   NormWeights q_norm, k_norm;
   FloatTable turned_query_weights;          // [head_dim], with weighs_turned_queries
   NormWeights attn_out_norm, ffn_out_norm;  // with output_norms
@@ -188,6 +189,7 @@ class ModelWeights {
   StatusOr<NormWeights> ReadNorm(const std::string& tensor, int64_t n_dims, NormKind kind,
                                  float scale = 1);
   Status LoadQkNorms(int layer_idx);
+  Status LoadXielu(int layer_idx);
   // Reads matrices, and biases of matrices, that stand below each other.
   StatusOr<std::vector<float>> Stacked(const std::vector<Projection>& parts);
   StatusOr<std::vector<float>> ReadBiases(const std::vector<Projection>& parts);

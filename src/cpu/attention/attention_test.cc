@@ -394,8 +394,9 @@ TEST(AttentionTest, SumsTheAttentionOfEntries) {
   std::vector<HeadShape> shapes = RaggedShapes();
   for (size_t i = 0; i < shapes.size(); ++i) shapes[i].has_sink_logits = i % 2 == 0;
   for (size_t i = 0; i < shapes.size(); ++i) shapes[i].loses_keys = i % 4 < 2;
-  const Batch batch = MakeBatch(shapes, DType::kF32);
   for (int n_workers : {1, 3, 8}) {
+    for (HeadShape& shape : shapes) shape.score_cap = n_workers == 3 ? 2 : 0;
+    const Batch batch = MakeBatch(shapes, DType::kF32);
     for (Schedule schedule : kSchedules) {
       ThreadPool pool(n_workers);
       Attention attention(&pool, AvailableIsas().back(), &Memory(), &NoResidents());
@@ -408,7 +409,7 @@ TEST(AttentionTest, SumsTheAttentionOfEntries) {
         job.scored = {.object = {job.device->Allocate(n_bytes), 0}, .has_sums = true};
         job.first_scored = i % 3 == 0 ? 0 : job.n_tokens / 3 * 2;
       }
-      ASSERT_TRUE(attention.Run(jobs, {kSmScale}, schedule).ok());
+      ASSERT_TRUE(attention.Run(jobs, {kSmScale, shapes[0].score_cap}, schedule).ok());
       for (size_t i = 0; i < batch.size(); ++i) {
         const std::string what = fmt::format("{} workers, schedule {}, job {}", n_workers,
                                              static_cast<int>(schedule), i);

@@ -70,6 +70,17 @@ Status ReadOlmoe(const ConfigFields& fields, ModelConfig* c) {
   return OkStatus();
 }
 
+Status ReadGraniteMoe(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadGranite(fields, c));
+  c->layout = WeightLayout::kGraniteMoe;
+  KVL_RETURN_IF_ERROR(ReadExperts(fields, {.ffn = "intermediate_size"}, c));
+  c->experts->score = ExpertsConfig::Score::kSoftmaxOfChosen;
+  if (c->model_type != "granitemoeshared") return OkStatus();
+  KVL_ASSIGN_OR_RETURN(c->experts->shared_ffn_dim,
+                       fields.IntegerOr("shared_intermediate_size", 0, 0, kMaxDim));
+  return OkStatus();
+}
+
 Status ReadGptOss(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", true));
@@ -89,11 +100,7 @@ Status ReadGptOss(const ConfigFields& fields, ModelConfig* c) {
   c->attention.kinds.push_back(c->attention.kinds[0]);
   KVL_ASSIGN_OR_RETURN(c->attention.kinds[1].window,
                        fields.IntegerOr("sliding_window", 128, 1, kMaxPositions));
-  if (fields.Has("layer_types")) {
-    KVL_RETURN_IF_ERROR(ReadLayerTypes(fields, c));
-  } else {
-    for (int l = 0; l < c->n_layers; ++l) c->attention.kind_of_layer.push_back((l + 1) % 2);
-  }
+  KVL_RETURN_IF_ERROR(ReadLayerTypes(fields, 2, c));
   KVL_RETURN_IF_ERROR(ReadExperts(
       fields,
       {.count = "num_local_experts",
@@ -109,7 +116,7 @@ Status ReadGptOss(const ConfigFields& fields, ModelConfig* c) {
 
 Status ReadGlm4Moe(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
-  KVL_ASSIGN_OR_RETURN(c->rotary_fraction, fields.NumberOr("partial_rotary_factor", 0.5, 0, 1));
+  KVL_RETURN_IF_ERROR(ReadPartialRotary(fields, "partial_rotary_factor", 0.5, c));
   KVL_RETURN_IF_ERROR(ReadRope(fields, c));
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
   KVL_ASSIGN_OR_RETURN(const bool has_norms, fields.BoolOr("use_qk_norm", false));
@@ -178,7 +185,7 @@ Status ReadPhiMoe(const ConfigFields& fields, ModelConfig* c) {
 
 Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
-  KVL_ASSIGN_OR_RETURN(c->rotary_fraction, fields.NumberOr("partial_rotary_factor", 1, 0, 1));
+  KVL_RETURN_IF_ERROR(ReadPartialRotary(fields, "partial_rotary_factor", 1, c));
   KVL_RETURN_IF_ERROR(ReadRope(fields, c));
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("use_qkv_bias", false));
   KVL_RETURN_IF_ERROR(RequireSwitch(fields, "use_bias", false));

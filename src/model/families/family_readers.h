@@ -34,14 +34,36 @@ Status RefuseActivation(const ConfigFields& fields, const char* key, const std::
 Status RequireSwitch(const ConfigFields& fields, const char* key, bool required);
 // sliding_window of a model whose layers all have it.
 Status ReadWindow(const ConfigFields& fields, ModelConfig* c);
+// What transformers assumes where config.json leaves out a size that families share.
+struct ShapeDefaults {
+  int n_kv_heads = 0;     // 0: as many as query heads, which null means in every family
+  int head_dim = 0;       // 0: heads share hidden_size out, which null means
+  int max_positions = 0;  // 0: it must be given
+  const char* eps_key = "rms_norm_eps";
+  double eps = 1e-6;
+  bool is_tied = false;
+  SizeNames names = {};
+};
 // What Llama and the families after it share, but for the activation.
-Status ReadShapes(const ConfigFields& fields, ModelConfig* c);
+Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefaults& defaults = {});
+// The share of channels of a head that rotate: `key`, or partial_rotary_factor of rope_parameters.
+// Before ReadRope, with head_dim known.
+Status ReadPartialRotary(const ConfigFields& fields, const char* key, double fallback,
+                         ModelConfig* c);
+// hidden_act, or what stands under another key, which must be `name`; left out it is so.
+Status RequireActivation(const ConfigFields& fields, const std::string& name,
+                         const char* key = "hidden_act");
+// hidden_act, one of the names of GELU: exact or its tanh approximation.
+Status ReadGelu(const ConfigFields& fields, const char* fallback, ModelConfig* c);
 // The same with its activation, silu.
-Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c);
-// Epsilon of norms of a family that does not assume 1e-6.
-Status ReadEpsilon(const ConfigFields& fields, const char* key, double fallback, ModelConfig* c);
-// partial_rotary_factor, which stands beside the other fields or among those of RoPE.
-Status ReadRotaryFraction(const ConfigFields& fields, double fallback, ModelConfig* c);
+Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c,
+                     const ShapeDefaults& defaults = {});
+// Multiplies embeddings and what blocks put out before it is added. The stream is kept divided by
+// `of_residual`, so that nothing needs to be multiplied: embeddings are divided by it, and the
+// epsilon of norms, which see squares, by its square. Behind ReadShapes.
+void SetMultipliers(double of_embedding, double of_residual, ModelConfig* c);
+// attention_bias, of Q, K, V and O alike.
+Status ReadAttentionBias(const ConfigFields& fields, ModelConfig* c);
 // layer_types, or where there are none every so many layers (sliding_window_pattern): which layers
 // are of kind 0 (full_attention) and which of kind 1 (sliding_attention).
 Status ReadLayerTypes(const ConfigFields& fields, int default_period, ModelConfig* c);
@@ -76,6 +98,24 @@ Status ReadGlm4(const ConfigFields& fields, ModelConfig* c);
 Status ReadCohere(const ConfigFields& fields, ModelConfig* c);
 Status ReadCohere2(const ConfigFields& fields, ModelConfig* c);
 
+// Those with LayerNorm, layer_norm_families.cc.
+Status ReadStarcoder2(const ConfigFields& fields, ModelConfig* c);
+Status ReadStableLm(const ConfigFields& fields, ModelConfig* c);
+Status ReadGptNeox(const ConfigFields& fields, ModelConfig* c);
+Status ReadPhi(const ConfigFields& fields, ModelConfig* c);
+Status ReadNemotron(const ConfigFields& fields, ModelConfig* c);
+Status ReadJais2(const ConfigFields& fields, ModelConfig* c);
+Status ReadOlmo(const ConfigFields& fields, ModelConfig* c);
+Status ReadOrion(const ConfigFields& fields, ModelConfig* c);
+
+// Those with RMSNorm, rms_norm_families.cc.
+Status ReadSeedOss(const ConfigFields& fields, ModelConfig* c);
+Status ReadHunyuanDense(const ConfigFields& fields, ModelConfig* c);
+Status ReadErnie45(const ConfigFields& fields, ModelConfig* c);
+Status ReadInternLm2(const ConfigFields& fields, ModelConfig* c);
+Status ReadArcee(const ConfigFields& fields, ModelConfig* c);
+Status ReadApertus(const ConfigFields& fields, ModelConfig* c);
+
 // Experts (families/expert_fields.cc).
 struct ExpertFieldNames {
   const char* count = "num_experts";
@@ -97,10 +137,16 @@ Status ReadMixtral(const ConfigFields& fields, ModelConfig* c);
 Status ReadQwen2Moe(const ConfigFields& fields, ModelConfig* c);
 Status ReadQwen3Moe(const ConfigFields& fields, ModelConfig* c);
 Status ReadOlmoe(const ConfigFields& fields, ModelConfig* c);
+Status ReadGraniteMoe(const ConfigFields& fields, ModelConfig* c);
 Status ReadGptOss(const ConfigFields& fields, ModelConfig* c);
 Status ReadGlm4Moe(const ConfigFields& fields, ModelConfig* c);
 Status ReadErnieMoe(const ConfigFields& fields, ModelConfig* c);
 Status ReadPhiMoe(const ConfigFields& fields, ModelConfig* c);
 Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c);
+// Those that are a Llama with other names, llama_by_other_names.cc.
+Status ReadExaone(const ConfigFields& fields, ModelConfig* c);
+Status ReadInternLm3(const ConfigFields& fields, ModelConfig* c);
+Status ReadQwen(const ConfigFields& fields, ModelConfig* c);
+Status ReadMiniCpm(const ConfigFields& fields, ModelConfig* c);
 
 }  // namespace kvlathe

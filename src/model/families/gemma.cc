@@ -14,16 +14,19 @@ Status ReadGemma3Attention(const ConfigFields& fields, ModelConfig* c) {
   AttentionKind& local = c->attention.kinds[1];
   KVL_RETURN_IF_ERROR(ReadRope(fields, whole_names, *c, &whole.rope));
   KVL_RETURN_IF_ERROR(ReadRope(fields, local_names, *c, &local.rope));
-  KVL_ASSIGN_OR_RETURN(local.window, fields.Integer("sliding_window", 1, kMaxPositions));
+  KVL_ASSIGN_OR_RETURN(local.window, fields.IntegerOr("sliding_window", 4096, 1, kMaxPositions));
   if (local.window >= c->max_seq_len) local.window = 0;  // nothing ever leaves it
   return ReadLayerTypes(fields, 6, c);
 }
 
 // What all models of the family have.
-Status ReadGemmaLike(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(fields.Integer("head_dim", 1, kMaxDim).status());
-  KVL_RETURN_IF_ERROR(ReadShapes(fields, c));
-  KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", true));
+Status ReadGemmaLike(const ConfigFields& fields, int n_kv_heads, int max_positions,
+                     ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadShapes(fields, c,
+                                 {.n_kv_heads = n_kv_heads,
+                                  .head_dim = 256,
+                                  .max_positions = max_positions,
+                                  .is_tied = true}));
   KVL_RETURN_IF_ERROR(RequireSwitch(fields, "use_bidirectional_attention", false));
   const std::string tanh = "gelu_pytorch_tanh";
   KVL_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("hidden_activation", tanh));
@@ -33,9 +36,7 @@ Status ReadGemmaLike(const ConfigFields& fields, ModelConfig* c) {
   c->layout = WeightLayout::kGemma;
   c->mlp = MlpKind::kGeglu;
   c->embedding_scale = std::sqrt(static_cast<float>(c->hidden_dim));
-  KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
-  c->biases.o = c->biases.qkv;
-  return OkStatus();
+  return ReadAttentionBias(fields, c);
 }
 
 Status ReadScoreScale(const ConfigFields& fields, ModelConfig* c) {
@@ -56,7 +57,7 @@ Status ReadCap(const ConfigFields& fields, const char* key, double fallback, flo
 }  // namespace
 
 Status ReadGemma(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadGemmaLike(fields, c));
+  KVL_RETURN_IF_ERROR(ReadGemmaLike(fields, 16, 8192, c));
   // The first files say "gelu" and mean its tanh approximation.
   KVL_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("hidden_act", "gelu"));
   if (activation != "gelu" && activation != "gelu_pytorch_tanh") {
@@ -66,7 +67,7 @@ Status ReadGemma(const ConfigFields& fields, ModelConfig* c) {
 }
 
 Status ReadGemma2(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadGemmaLike(fields, c));
+  KVL_RETURN_IF_ERROR(ReadGemmaLike(fields, 4, 8192, c));
   c->norms.of_outputs = true;
   KVL_RETURN_IF_ERROR(ReadCap(fields, "attn_logit_softcapping", 50, &c->score_cap));
   KVL_RETURN_IF_ERROR(ReadCap(fields, "final_logit_softcapping", 30, &c->logit_cap));
@@ -80,7 +81,7 @@ Status ReadGemma2(const ConfigFields& fields, ModelConfig* c) {
 }
 
 Status ReadGemma3(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadGemmaLike(fields, c));
+  KVL_RETURN_IF_ERROR(ReadGemmaLike(fields, 4, 131072, c));
   c->norms.of_qk = QkNormConfig();
   c->norms.of_outputs = true;
   KVL_RETURN_IF_ERROR(ReadCap(fields, "attn_logit_softcapping", 0, &c->score_cap));

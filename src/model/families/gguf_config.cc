@@ -27,6 +27,17 @@ constexpr std::array kArchitectures = {
     Architecture{"phi3", gguf::ReadPhi3},
     Architecture{"gpt2", gguf::ReadGpt2},
     Architecture{"falcon", gguf::ReadFalcon},
+    Architecture{"starcoder2", gguf::ReadStarcoder2},
+    Architecture{"stablelm", gguf::ReadStableLm},
+    Architecture{"gptneox", gguf::ReadGptNeox},
+    Architecture{"phi2", gguf::ReadPhi2},
+    Architecture{"nemotron", gguf::ReadNemotron},
+    Architecture{"seed_oss", gguf::ReadSeedOss},
+    Architecture{"hunyuan-dense", gguf::ReadHunyuanDense},
+    Architecture{"ernie4_5", gguf::ReadErnie45, true},
+    Architecture{"internlm2", gguf::ReadInternLm2, true},
+    Architecture{"arcee", gguf::ReadArcee, true},
+    Architecture{"apertus", gguf::ReadApertus},
 
     Architecture{"gemma", gguf::ReadGemma},
     Architecture{"gemma2", gguf::ReadGemma2},
@@ -40,7 +51,22 @@ constexpr std::array kArchitectures = {
     Architecture{"mistral3", gguf::ReadMistral3, true},
 
     // With experts.
+    Architecture{"qwen2moe", gguf::ReadQwen2Moe},
     Architecture{"qwen3moe", gguf::ReadQwen3Moe},
+    Architecture{"olmoe", gguf::ReadOlmoe},
+    Architecture{"granitemoe", gguf::ReadGraniteMoe, true},
+    Architecture{"gpt-oss", gguf::ReadGptOss},
+    Architecture{"glm4moe", gguf::ReadGlm4Moe},
+    Architecture{"ernie4_5-moe", gguf::ReadErnieMoe, true},
+    Architecture{"phimoe", gguf::ReadPhiMoe},
+    Architecture{"bailingmoe2", gguf::ReadBailingMoe2},
+    Architecture{"jais2", gguf::ReadJais2},
+    Architecture{"olmo", gguf::ReadOlmo, true},
+    Architecture{"orion", gguf::ReadOrion},
+    Architecture{"exaone", gguf::ReadExaone},
+    Architecture{"xverse", gguf::ReadXverse, true},
+    Architecture{"qwen", gguf::ReadQwen},
+    Architecture{"minicpm", gguf::ReadMiniCpm, true},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {
@@ -78,6 +104,7 @@ void ReadBiases(const GgufFile& file, ModelConfig* c) {
   c->biases.qkv = has("blk.0.attn_qkv.bias") || has("blk.0.attn_q.bias");
   c->biases.o = has("blk.0.attn_output.bias");
   c->biases.mlp = has("blk.0.ffn_up.bias");
+  c->biases.head = has("output.bias");
 }
 
 }  // namespace

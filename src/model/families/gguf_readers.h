@@ -77,6 +77,8 @@ Status ReadLlamaLike(const Context& c);
 int64_t HeadDim(const nlohmann::json& config);
 // The share of channels that rotate.
 Status ReadRotaryFraction(const Context& c);
+// Of a family whose heads rotate whole.
+Status RequireWholeRotary(const Context& c);
 Status ReadWindow(const Context& c);
 // The window of every layer that is not the last of so many, or whose number in a list is 1.
 Status ReadWindowPattern(const Context& c, int64_t default_window, int64_t default_period);
@@ -98,13 +100,46 @@ Status ReadGemma2(const Context& c);
 Status ReadSmolLm3(const Context& c);
 Status ReadOlmo2(const Context& c);
 Status ReadGranite(const Context& c);
+// What Granites with and without experts share.
+Status ReadGraniteLike(const Context& c);
 Status ReadGlm4(const Context& c);
 Status ReadCommandR(const Context& c);
 Status ReadCohere2(const Context& c);
 Status ReadExaone4(const Context& c);
 Status ReadMistral3(const Context& c);
 
+// Those with LayerNorm, gguf_layer_norm_families.cc.
+Status ReadStarcoder2(const Context& c);
+Status ReadStableLm(const Context& c);
+Status ReadGptNeox(const Context& c);
+Status ReadPhi2(const Context& c);
+Status ReadNemotron(const Context& c);
+Status ReadJais2(const Context& c);
+Status ReadOlmo(const Context& c);
+Status ReadOrion(const Context& c);
+
+// Those with RMSNorm, gguf_rms_norm_families.cc.
+Status ReadSeedOss(const Context& c);
+Status ReadHunyuanDense(const Context& c);
+Status ReadErnie45(const Context& c);
+Status ReadInternLm2(const Context& c);
+Status ReadArcee(const Context& c);
+Status ReadApertus(const Context& c);
+Status ReadExaone(const Context& c);
+Status ReadXverse(const Context& c);
+Status ReadQwen(const Context& c);
+Status ReadMiniCpm(const Context& c);
+
 // With experts (families/gguf_experts.cc).
+Status ReadMixtral(const Context& c);  // of a file that ReadLlama has read
+Status ReadQwen2Moe(const Context& c);
 Status ReadQwen3Moe(const Context& c);
+Status ReadOlmoe(const Context& c);
+Status ReadGraniteMoe(const Context& c);
+Status ReadGptOss(const Context& c);
+Status ReadGlm4Moe(const Context& c);
+Status ReadErnieMoe(const Context& c);
+Status ReadPhiMoe(const Context& c);
+Status ReadBailingMoe2(const Context& c);
 
 }  // namespace kvlathe::gguf

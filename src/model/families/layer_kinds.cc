@@ -3,26 +3,6 @@
 
 namespace kvlathe {
 
-Status ReadEpsilon(const ConfigFields& fields, const char* key, double fallback, ModelConfig* c) {
-  KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr(key, fallback, 0, 1));
-  c->norms.eps = static_cast<float>(eps);
-  return OkStatus();
-}
-
-Status ReadRotaryFraction(const ConfigFields& fields, double fallback, ModelConfig* c) {
-  const char* const key = "partial_rotary_factor";
-  KVL_ASSIGN_OR_RETURN(c->rotary_fraction, fields.NumberOr(key, fallback, 0, 1));
-  for (const char* object : {"rope_scaling", "rope_parameters"}) {
-    if (!fields.Has(object) || !fields.at(object).is_object()) continue;
-    const ConfigFields inner(fields.at(object), fields.where());
-    KVL_ASSIGN_OR_RETURN(c->rotary_fraction, inner.NumberOr(key, c->rotary_fraction, 0, 1));
-  }
-  if (c->rope_dim() >= 2 && c->rope_dim() % 2 == 0) return OkStatus();
-  return Error(StatusCode::kUnimplemented,
-               "{}: partial_rotary_factor {} rotates {} channels; expected an even number",
-               fields.where(), c->rotary_fraction, c->rope_dim());
-}
-
 StatusOr<std::vector<bool>> ReadSlidingLayers(const ConfigFields& fields, int n_layers) {
   std::vector<bool> slides;
   if (!fields.Has("layer_types")) return slides;

@@ -35,17 +35,15 @@ StatusOr<std::vector<bool>> ReadHybridLayers(const ConfigFields& fields, int n_l
 }  // namespace
 
 Status ReadOlmo2(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
-  KVL_RETURN_IF_ERROR(ReadEpsilon(fields, "rms_norm_eps", 1e-5, c));
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c, {.max_positions = 2048, .eps = 1e-5}));
+  KVL_RETURN_IF_ERROR(ReadAttentionBias(fields, c));
   NormaliseOutputs(QkNormConfig::Over::kAllHeads, c);
-  return OkStatus();
+  return ReadRope(fields, c);
 }
 
 Status ReadOlmo3(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
-  KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
-  c->biases.o = c->biases.qkv;
-  KVL_RETURN_IF_ERROR(ReadEpsilon(fields, "rms_norm_eps", 1e-5, c));
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c, {.max_positions = 2048, .eps = 1e-5}));
+  KVL_RETURN_IF_ERROR(ReadAttentionBias(fields, c));
   NormaliseOutputs(QkNormConfig::Over::kAllHeads, c);
   // Layers with a window turn as if the context had never been stretched.
   AttentionKind whole, local;
@@ -65,9 +63,10 @@ Status ReadOlmo3(const ConfigFields& fields, ModelConfig* c) {
 }
 
 Status ReadExaone4(const ConfigFields& fields, ModelConfig* c) {
-  KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
-  KVL_RETURN_IF_ERROR(ReadEpsilon(fields, "rms_norm_eps", 1e-5, c));
+  KVL_RETURN_IF_ERROR(
+      ReadLlamaLike(fields, c, {.n_kv_heads = 32, .max_positions = 2048, .eps = 1e-5}));
   NormaliseOutputs(QkNormConfig::Over::kHead, c);
+  KVL_RETURN_IF_ERROR(ReadRope(fields, c));
   if (fields.IsNull("sliding_window")) return OkStatus();  // all layers see everything, and turn
   KVL_ASSIGN_OR_RETURN(const int window,
                        fields.IntegerOr("sliding_window", 4096, 1, kMaxPositions));

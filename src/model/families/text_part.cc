@@ -12,8 +12,8 @@ std::string FamilyWithin(const std::string& model_type) {
   return "llama";
 }
 
-// Such configs leave out what is as transformers has it by default. What no family needs is not
-// listed here, and what a reader assumes of itself neither.
+// Such configs leave out what is as transformers has it by default. What a reader assumes of itself
+// is not listed here.
 const json& DefaultsOf(const std::string& family) {
   static const json of_families = {
       {"llama",
@@ -37,10 +37,7 @@ const json& DefaultsOf(const std::string& family) {
         {"intermediate_size", 14336},
         {"num_hidden_layers", 34},
         {"num_attention_heads", 32},
-        {"num_key_value_heads", 8},
-        {"head_dim", 128},
-        {"vocab_size", 131072},
-        {"max_position_embeddings", 262144}}},
+        {"vocab_size", 131072}}},
       {"qwen2",
        {{"hidden_size", 4096},
         {"intermediate_size", 22016},
@@ -63,29 +60,19 @@ const json& DefaultsOf(const std::string& family) {
         {"intermediate_size", 24576},
         {"num_hidden_layers", 28},
         {"num_attention_heads", 16},
-        {"num_key_value_heads", 16},
-        {"head_dim", 256},
-        {"vocab_size", 256000},
-        {"max_position_embeddings", 8192}}},
+        {"vocab_size", 256000}}},
       {"gemma2",
        {{"hidden_size", 2304},
         {"intermediate_size", 9216},
         {"num_hidden_layers", 26},
         {"num_attention_heads", 8},
-        {"num_key_value_heads", 4},
-        {"head_dim", 256},
-        {"vocab_size", 256000},
-        {"max_position_embeddings", 8192}}},
+        {"vocab_size", 256000}}},
       {"gemma3_text",
        {{"hidden_size", 2304},
         {"intermediate_size", 9216},
         {"num_hidden_layers", 26},
         {"num_attention_heads", 8},
-        {"num_key_value_heads", 4},
-        {"head_dim", 256},
-        {"vocab_size", 262208},
-        {"max_position_embeddings", 131072},
-        {"sliding_window", 4096}}},
+        {"vocab_size", 262208}}},
   };
   static const json none = json::object();
   return of_families.contains(family) ? of_families.at(family) : none;

@@ -123,6 +123,10 @@ ModelConfig ConfigOf(const ModelConfig& model, const ModelShard& shard) {
   if (!kinds.empty()) {
     kinds = std::vector<int>(kinds.begin() + shard.layers.begin, kinds.begin() + shard.layers.end);
   }
+  if (!config.xielu.empty()) {
+    config.xielu = std::vector<XieluNumbers>(model.xielu.begin() + shard.layers.begin,
+                                             model.xielu.begin() + shard.layers.end);
+  }
   if (config.experts.has_value()) {
     config.experts->ffn_dim = size(shard.expert_columns);
     config.experts->shared_ffn_dim = size(shard.shared_columns);

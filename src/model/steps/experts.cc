@@ -35,6 +35,18 @@ RouteRule RuleOf(const ExpertsConfig& c) {
 
 }  // namespace
 
+RoutePlan RouteOf(const ExpertsConfig& config, const ExpertWeights& weights, const ObjectPlace& x,
+                  int64_t n_rows) {
+  return {.rule = RuleOf(config),
+          .n_experts = config.n_experts,
+          .n_rows = n_rows,
+          .x = x,
+          .router = weights.router.id(),
+          .has_gate_row = config.has_shared_gate,
+          .bias = weights.router_bias.place(),
+          .choice_bias = weights.choice_bias.place()};
+}
+
 void ExpertRows::Assign(std::span<const int32_t> experts, int n_used, int n_experts) {
   first_of_.assign(n_experts + 1, 0);
   for (const int32_t e : experts) ++first_of_[e + 1];
@@ -171,14 +183,7 @@ Status ExpertsStep::Run(ForwardState* state) {
   RoutedRows routed;
   {
     const ScopedTimer timer(&state->profile->linear);
-    routed = state->backend->Route({.rule = RuleOf(c),
-                                    .n_experts = c.n_experts,
-                                    .n_rows = a.n_tokens,
-                                    .x = x.place(),
-                                    .router = w.router.id(),
-                                    .has_gate_row = c.has_shared_gate,
-                                    .bias = w.router_bias.place(),
-                                    .choice_bias = w.choice_bias.place()});
+    routed = state->backend->Route(RouteOf(c, w, x.place(), a.n_tokens));
   }
   rows_.Assign(routed.experts, c.n_used, c.n_experts);
   if (c.shared_ffn_dim > 0) RunShared(state);

@@ -9,6 +9,10 @@
 
 namespace kvlathe {
 
+// Plans which experts n_rows rows at `x` go to, [n_rows, hidden_dim] F32.
+RoutePlan RouteOf(const ExpertsConfig& config, const ExpertWeights& weights, const ObjectPlace& x,
+                  int64_t n_rows);
+
 // An expert that some token goes to, and its rows among those of all experts.
 struct ExpertGroup {
   int expert_idx = 0;

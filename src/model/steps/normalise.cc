@@ -55,6 +55,7 @@ Status NormaliseHeadsStep::Run(ForwardState* state) {
             .stride = rows.QkStride(),
             .weight = norms.weighs_turned_queries ? ObjectPlace() : norm.weight.place(),
             .has_group_weights = norms.over == QkNormConfig::Over::kHeadOwn,
+            .bias = norm.bias.place(),
             .eps = layer_.config->norms.eps,
             .out_type = DType::kF32,
             .out = x};

@@ -16,9 +16,9 @@ Status ModelWeights::LoadRouter(int layer_idx, ThreadPool* pool) {
   if (!c.has_shared_gate) {
     KVL_ASSIGN_OR_RETURN(experts.router, reader_.Pack({router}, DType::kF32, residents(), pool));
   } else {
-    const StoredVector gate = names_.shared_router(whole_idx);
     KVL_ASSIGN_OR_RETURN(std::vector<float> rows, reader_.Matrix(router));
-    KVL_ASSIGN_OR_RETURN(const std::vector<float> last, reader_.Numbers(gate.name, gate.shape));
+    KVL_ASSIGN_OR_RETURN(const std::vector<float> last,
+                         reader_.VectorOrRow(names_.shared_router(whole_idx), config_.hidden_dim));
     rows.insert(rows.end(), last.begin(), last.end());
     KVL_ASSIGN_OR_RETURN(experts.router, Weight::Create(residents(), c.n_experts + 1,
                                                         config_.hidden_dim, WeightType::kF32));
@@ -29,8 +29,8 @@ Status ModelWeights::LoadRouter(int layer_idx, ThreadPool* pool) {
     KVL_ASSIGN_OR_RETURN(experts.router_bias, Upload(std::move(bias)));
   }
   if (!c.has_choice_bias) return OkStatus();
-  const StoredVector choice = names_.choice_bias(whole_idx);
-  KVL_ASSIGN_OR_RETURN(std::vector<float> bias, reader_.Numbers(choice.name, choice.shape));
+  KVL_ASSIGN_OR_RETURN(std::vector<float> bias,
+                       reader_.VectorOrRow(names_.choice_bias(whole_idx), c.n_experts));
   KVL_ASSIGN_OR_RETURN(experts.choice_bias, Upload(std::move(bias)));
   return OkStatus();
 }

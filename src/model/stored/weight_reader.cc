@@ -98,13 +98,20 @@ StatusOr<std::vector<float>> WeightReader::Numbers(const std::string& name,
   return values;
 }
 
+StatusOr<std::vector<float>> WeightReader::VectorOrRow(const std::string& name, int64_t n) {
+  StatusOr<std::vector<float>> vector = Numbers(name, {n});
+  if (vector.ok()) return vector;
+  StatusOr<std::vector<float>> row = Numbers(name, {1, n});
+  return row.ok() ? std::move(row) : std::move(vector);
+}
+
 StatusOr<std::vector<float>> WeightReader::Vector(const std::vector<VectorPart>& parts) {
   std::vector<float> wanted;
   for (const VectorPart& part : parts) {
+    std::vector<float> all(part.n_stored);
     std::vector<int64_t> shape = {part.n_stored};
     if (part.n_rows > 0) shape = {part.n_rows, part.n_stored / part.n_rows};
     KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Checked(part.name, shape));
-    std::vector<float> all(part.n_stored);
     tensor.Read(0, part.n_stored, all.data());
     source_->Done(tensor);
     for (const Projection::Run& run : part.runs) {
@@ -112,6 +119,19 @@ StatusOr<std::vector<float>> WeightReader::Vector(const std::vector<VectorPart>&
     }
   }
   return wanted;
+}
+
+StatusOr<float> WeightReader::Number(const std::string& name) {
+  StatusOr<StoredTensor> scalar = source_->Get(name, {});
+  if (!scalar.ok()) {
+    KVL_ASSIGN_OR_RETURN(const std::vector<float> values, Vector(name, 1));
+    return values.front();
+  }
+  if (!AreFinite(*scalar, {0, 1}, nullptr)) return NotFinite(name);
+  float value = 0;
+  scalar->Read(0, 1, &value);
+  source_->Done(*scalar);
+  return value;
 }
 
 StatusOr<std::vector<float>> WeightReader::Bias(const Projection& projection) {

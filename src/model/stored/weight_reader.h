@@ -29,8 +29,12 @@ class WeightReader {
   StatusOr<std::vector<float>> Vector(const std::string& name, int64_t n) {
     return Numbers(name, {n});
   }
+  // The same of a vector that some files store as a matrix of one row.
+  StatusOr<std::vector<float>> VectorOrRow(const std::string& name, int64_t n);
   // The numbers wanted of some vectors, one part behind the other.
   StatusOr<std::vector<float>> Vector(const std::vector<VectorPart>& parts);
+  // A number of its own, which files have as a scalar or as a vector of one.
+  StatusOr<float> Number(const std::string& name);
   // The bias of a projection's channels.
   StatusOr<std::vector<float>> Bias(const Projection& projection);
   // Its matrix, [n_out, n_columns] row-major.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/cpu_features.h"
+#include "machine/xielu_numbers.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
@@ -46,7 +47,19 @@ struct ElementwiseKernels {
   // As swiglu with gelu_tanh in the place of silu, as exact as gelu_tanh is.
   void (*geglu_tanh)(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_type,
                      void* out);
+  // max(0, x)^2 of n values.
+  void (*relu2)(const float* x, int64_t n, DType out_type, void* out);
+  // xIELU of n values, to 3e-7 of the largest of its terms.
+  void (*xielu)(const XieluNumbers& numbers, const float* x, int64_t n, DType out_type, void* out);
+  // As swiglu with g sigmoid(1.702 g) in the place of silu and u + 1 in that of what it multiplies;
+  // before it gates g become at most 7, and u lies in [-7, 7].
+  void (*clamped_swiglu)(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_type,
+                         void* out);
 };
+
+// Of clamped_swiglu, as gpt-oss has it.
+inline constexpr float kGateLimit = 7;
+inline constexpr float kSigmoidSlope = 1.702f;
 
 const ElementwiseKernels& GetElementwiseKernels(Isa isa);
 

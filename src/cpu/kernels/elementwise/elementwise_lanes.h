@@ -157,6 +157,53 @@ void GegluTanh(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_
   }
 }
 
+// Larger and Smaller are the second where that is NaN, so that it is not lost.
+void Relu2(const float* x, int64_t n, DType out_type, void* out) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec positive = Larger(Zero(), LoadFirst(x + i, n - i));
+    StoreAs(out_type, positive * positive, n - i, out, i);
+  }
+}
+
+// e^x - 1 for x <= 0, which keeps its digits near 0: 2^n (e^r - 1) + (2^n - 1) with r as in Exp.
+KVL_LANES Vec Expm1(Vec x) {
+  x = Larger(x, Set1(-110.0f));
+  const Vec n = Nearest(x * Set1(1.44269504f));
+  Vec r = Fma(n, Set1(-0.693145752f), x);
+  r = Fma(n, Set1(-1.42860677e-6f), r);
+  Vec y = Set1(1.0f / 720);
+  y = Fma(y, r, Set1(1.0f / 120));
+  y = Fma(y, r, Set1(1.0f / 24));
+  y = Fma(y, r, Set1(1.0f / 6));
+  y = Fma(y, r, Set1(0.5f));
+  y = Fma(y, r * r, r);
+  return TimesPowerOf2(y, n) + (TimesPowerOf2(Set1(1.0f), n) - Set1(1.0f));
+}
+
+void Xielu(const XieluNumbers& numbers, const float* x, int64_t n, DType out_type, void* out) {
+  const Vec positive = Set1(numbers.positive), negative = Set1(numbers.negative);
+  const Vec beta = Set1(numbers.beta), eps = Set1(numbers.eps);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec v = LoadFirst(x + i, n - i);
+    const Vec below = (Expm1(Smaller(v, eps)) - v) * negative;
+    StoreAs(out_type, Fma(beta, v, WherePositive(v, positive * v * v, below)), n - i, out, i);
+  }
+}
+
+void ClampedSwiglu(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_type,
+                   void* out) {
+  for (int64_t t = 0; t < n_rows; ++t, gate_up += 2 * ffn_dim) {
+    for (int64_t i = 0; i < ffn_dim; i += kLanes) {
+      const int64_t n = ffn_dim - i;
+      const Vec gate = Smaller(Set1(kGateLimit), LoadFirst(gate_up + i, n));
+      const Vec up =
+          Smaller(Set1(kGateLimit), Larger(Set1(-kGateLimit), LoadFirst(gate_up + ffn_dim + i, n)));
+      const Vec sigmoid = Set1(1.0f) + Exp(gate * Set1(-kSigmoidSlope));
+      StoreAs(out_type, gate / sigmoid * (up + Set1(1.0f)), n, out, t * ffn_dim + i);
+    }
+  }
+}
+
 // A tile of sums, [kRows, 16], stays in registers over all rows.
 void AddGram(const float* x, int64_t n_rows, int64_t n_dims, float* gram) {
   constexpr int kVecs = 16 / kLanes, kRows = kVecRegisters / 2 / kVecs;
@@ -248,7 +295,10 @@ constexpr ElementwiseKernels kElementwiseLanes = {.rms_norm = RmsNorm,
                                                   .add_gram = AddGram,
                                                   .softmax = Softmax,
                                                   .kl = Kl,
-                                                  .geglu_tanh = GegluTanh};
+                                                  .geglu_tanh = GegluTanh,
+                                                  .relu2 = Relu2,
+                                                  .xielu = Xielu,
+                                                  .clamped_swiglu = ClampedSwiglu};
 
 }  // namespace
 }  // namespace kvlathe

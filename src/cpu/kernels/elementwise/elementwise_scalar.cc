@@ -91,6 +91,35 @@ void GegluTanh(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_
   }
 }
 
+void Relu2(const float* x, int64_t n, DType out_type, void* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float positive = std::max(x[i], 0.0f);
+    Store(positive * positive, out_type, out, i);
+  }
+}
+
+void Xielu(const XieluNumbers& numbers, const float* x, int64_t n, DType out_type, void* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    const double v = x[i];
+    const double curved =
+        v > 0 ? numbers.positive * v * v
+              : numbers.negative * (std::expm1(std::min<double>(v, numbers.eps)) - v);
+    Store(static_cast<float>(curved + numbers.beta * v), out_type, out, i);
+  }
+}
+
+void ClampedSwiglu(const float* gate_up, int64_t n_rows, int64_t ffn_dim, DType out_type,
+                   void* out) {
+  for (int64_t t = 0; t < n_rows; ++t, gate_up += 2 * ffn_dim) {
+    for (int64_t i = 0; i < ffn_dim; ++i) {
+      const double gate = std::min(gate_up[i], kGateLimit);
+      const float up = std::clamp(gate_up[ffn_dim + i], -kGateLimit, kGateLimit);
+      const double gated = gate / (1 + std::exp(-kSigmoidSlope * gate)) * (up + 1.0);
+      Store(static_cast<float>(gated), out_type, out, t * ffn_dim + i);
+    }
+  }
+}
+
 void Convert(const float* x, int64_t n, DType out_type, void* out) {
   for (int64_t i = 0; i < n; ++i) Store(x[i], out_type, out, i);
 }
@@ -143,6 +172,9 @@ const ElementwiseKernels kElementwiseScalar = {.rms_norm = RmsNorm,
                                                .add_gram = AddGram,
                                                .softmax = Softmax,
                                                .kl = Kl,
-                                               .geglu_tanh = GegluTanh};
+                                               .geglu_tanh = GegluTanh,
+                                               .relu2 = Relu2,
+                                               .xielu = Xielu,
+                                               .clamped_swiglu = ClampedSwiglu};
 
 }  // namespace kvlathe
