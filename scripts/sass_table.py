@@ -17,7 +17,8 @@ runs one for keys and one for values. What nvcc says of lines tells which instru
 (READER below) is among those that it was inlined at. Instructions a code are those of a lane for a block of 64 entries with
 CHANNELS channels a side, divided by the codes that are the lane's: the loop over tiles of 16 channels of both readers, as
 often as it runs (its products tell how many tiles a pass of it takes), what readers do besides, once, and once all of the main
-loop that belongs to no reader and lies in no loop within it: scores, softmax, branches, addresses.
+loop that belongs to no reader and lies in no loop within it: scores, softmax, branches, addresses. What few families ask for
+(SELDOM below) is passed over by a branch that all lanes take, and not counted.
 """
 import argparse
 import json
@@ -36,6 +37,7 @@ BEHIND_TABLE = "The bounds are "
 # Kernels with readers, and how many groups of 8 rows they compute at once.
 WITH_READERS = {"attend.decode: DecodeRows8Kernel": 1, "attend.decode: DecodeRows16Kernel": 2}
 READER = re.compile(r"\b(Add\w+)<(?:(\d+), )?kN>\(rows")
+SELDOM = re.compile(r"\b(CapScores)\(x\)")
 # Products of a reader for a tile: of each group of 8 rows, and of all of them together.
 PRODUCTS_OF_TILE = {"AddRowScores": (4, 0), "AddNumberScores": (5, 0), "AddScoresByChannel": (4, 1), "AddUnitScores": (4, 0),
                     "AddRowValues": (4, 0), "AddNumberValues": (4, 0), "AddUnitValues": (4, 0)}
@@ -63,7 +65,7 @@ PLACE = re.compile(r'"([^"]+)", line (\d+)')
 PRODUCT = re.compile(r"^(HMMA|IMMA|QMMA|OMMA|BMMA)\b")
 LOCAL = re.compile(r"^(LDL|STL)\b")
 
-# `reader` is that of whose call it is, or None.
+# `reader` is that of whose call it is, or the call of what is seldom asked for, or None.
 Instruction = namedtuple("Instruction", "address opcode target reader")
 Loop = namedtuple("Loop", "first last")  # addresses, both within
 
@@ -86,8 +88,11 @@ class Sources:
 
     def reader(self, places):
         for path, number in places:
-            if match := READER.search(self.line(path, int(number))):
+            line = self.line(path, int(number))
+            if match := READER.search(line):
                 return match[1] + (f"<{match[2]}>" if match[2] else "")
+            if match := SELDOM.search(line):
+                return match[1]
         return None
 
 

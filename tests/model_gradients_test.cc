@@ -75,8 +75,7 @@ std::vector<double> StoredChange(const ReferenceModel& m, const RowChange& chang
     by[m.dmc->is_last ? m.head_dim - 1 : 0] = 0;  // no part of a key
   }
   if (change.kind != kKeysBeforeRope || m.rotary_dim == 0) return by;
-  const bool is_local = m.whole_every > 0 && (change.layer_idx + 1) % m.whole_every != 0;
-  return RotateRow(is_local ? m.local_rope : m.rope, m.rotary_dim, by, change.position);
+  return RotateRow(RopeOf(m, change.layer_idx), m.rotary_dim, by, change.position);
 }
 
 // The sum of log p of what was drawn, if the row is `factor` times the change off for all queries

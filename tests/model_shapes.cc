@@ -36,6 +36,82 @@ void AddLlamaLike(std::vector<NamedShape>* shapes) {
                                  {"llama_dim96", dim96}});
 }
 
+// A shape with windows in every other layer.
+RandomModelShape WithWindows(const char* model_type) {
+  RandomModelShape shape;
+  shape.model_type = model_type;
+  shape.n_layers = 3;
+  shape.window = 21;
+  shape.whole_every = 2;
+  return shape;
+}
+
+// Families by what they have that others have not.
+void AddFeatured(std::vector<NamedShape>* shapes) {
+  RandomModelShape gemma2 = WithWindows("gemma2");
+  gemma2.head_dim = 32;
+  gemma2.query_scalar = 20;
+  gemma2.tied = true;
+  gemma2.features.score_cap = 2;
+  gemma2.features.logit_cap = 3;
+  RandomModelShape smollm3, glm4, olmo2, granite, cohere, hunyuan, nemotron;
+  smollm3.model_type = "smollm3";
+  smollm3.tied = true;
+  smollm3.features.still_every = 2;
+  glm4.model_type = "glm4";
+  glm4.head_dim = 32;
+  glm4.rotary_fraction = 0.5;
+  glm4.attention_bias = true;
+  olmo2.model_type = "olmo2";
+  RandomModelShape exaone4 = WithWindows("exaone4");
+  granite.model_type = "granite";
+  granite.tied = true;
+  granite.features.score_scale = 0.17;
+  granite.features.embedding_scale = 3;
+  granite.features.residual_scale = 0.7;
+  granite.features.logit_scale = 0.125;
+  cohere.model_type = "cohere";
+  cohere.tied = true;
+  cohere.features.logit_scale = 0.25;
+  hunyuan.model_type = "hunyuan_v1_dense";
+  hunyuan.tied = true;
+  nemotron.model_type = "nemotron";
+  nemotron.head_dim = 32;
+  nemotron.rotary_fraction = 0.5;
+  shapes->insert(shapes->end(), {{"gemma2", gemma2},
+                                 {"smollm3", smollm3},
+                                 {"glm4", glm4},
+                                 {"olmo2", olmo2},
+                                 {"exaone4", exaone4},
+                                 {"granite", granite},
+                                 {"cohere_qk_norm", cohere},
+                                 {"hunyuan", hunyuan},
+                                 {"nemotron", nemotron}});
+}
+
+RandomModelShape WithExperts(RandomModelShape shape) {
+  shape.features.n_experts = 6;
+  shape.features.n_used_experts = 2;
+  shape.features.expert_ffn = 32;
+  return shape;
+}
+
+void AddExperts(std::vector<NamedShape>* shapes) {
+  RandomModelShape qwen3_moe, glm4_moe;
+  qwen3_moe.model_type = "qwen3_moe";
+  glm4_moe.model_type = "glm4_moe";
+  glm4_moe.head_dim = 32;
+  glm4_moe.rotary_fraction = 0.5;
+  glm4_moe.attention_bias = true;
+  glm4_moe.features.n_dense_layers = 1;
+  glm4_moe.features.experts_scale = 1.7;
+  RandomModelShape gpt_oss = WithWindows("gpt_oss");
+  gpt_oss.attention_bias = true;
+  shapes->insert(shapes->end(), {{"qwen3_moe", WithExperts(qwen3_moe)},
+                                 {"glm4_moe", WithExperts(glm4_moe)},
+                                 {"gpt_oss", WithExperts(gpt_oss)}});
+}
+
 }  // namespace
 
 RandomModelShape Phi3LongRope() {
@@ -101,6 +177,8 @@ std::vector<NamedShape> ModelShapes() {
                                {"falcon_40b", falcon40},
                                {"falcon_11b", falcon11},
                                {"falcon_sequential_biases", sequential}});
+  AddFeatured(&shapes);
+  AddExperts(&shapes);
   return shapes;
 }
 

@@ -6,9 +6,11 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <random>
 
 #include "io/safetensors/safetensors.h"
+#include "references/random_config.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe::testing {
@@ -19,70 +21,6 @@ struct Stored {
   std::vector<Bf16> data;
 };
 
-nlohmann::json RopeScalingOf(const ReferenceRope& rope) {
-  if (rope.scaling == "linear") return {{"type", "linear"}, {"factor", rope.factor}};
-  if (rope.scaling == "llama3") {
-    return {{"rope_type", "llama3"},
-            {"factor", rope.factor},
-            {"low_freq_factor", rope.low},
-            {"high_freq_factor", rope.high},
-            {"original_max_position_embeddings", rope.original}};
-  }
-  if (rope.scaling == "longrope") {
-    return {{"type", "longrope"},
-            {"short_factor", rope.short_factors},
-            {"long_factor", rope.long_factors}};
-  }
-  return nullptr;
-}
-
-nlohmann::json LlamaLikeConfig(const RandomModelShape& s) {
-  nlohmann::json config = {{"hidden_size", s.hidden},
-                           {"num_hidden_layers", s.n_layers},
-                           {"num_attention_heads", s.n_heads},
-                           {"num_key_value_heads", s.n_kv_heads},
-                           {"head_dim", s.head_dim},
-                           {"intermediate_size", s.ffn},
-                           {"max_position_embeddings", s.max_positions},
-                           {"rms_norm_eps", 1e-5},
-                           {"rope_theta", s.rope.theta},
-                           {"rope_scaling", RopeScalingOf(s.rope)},
-                           {"hidden_act", "silu"},
-                           {"sliding_window", nullptr}};
-  if (s.attention_bias && s.model_type != "qwen2") config["attention_bias"] = true;
-  if (s.mlp_bias) config["mlp_bias"] = true;
-  if (s.window > 0) config["sliding_window"] = s.window;
-  if (s.model_type == "gemma3_text") {
-    config.erase("hidden_act");
-    config.update({{"hidden_activation", "gelu_pytorch_tanh"},
-                   {"sliding_window_pattern", s.whole_every},
-                   {"rope_local_base_freq", s.local_theta},
-                   {"query_pre_attn_scalar", s.query_scalar}});
-  }
-  if (s.rotary_fraction != 1) config["partial_rotary_factor"] = s.rotary_fraction;
-  if (s.dmc.has_value()) {
-    config["dmc"] = {{"channel", s.dmc->is_last ? "last" : "first"},
-                     {"offset", s.dmc->offset},
-                     {"weight_offset", s.dmc->weight_offset},
-                     {"epsilon", s.dmc->epsilon},
-                     {"zero_after_rope", s.dmc->zeroes_after_rope}};
-  }
-  if (s.dms.has_value() && !s.dms->decides_of_itself) {
-    config.update({{"dms_window_size", s.dms->window},
-                   {"dms_alpha_scale", s.dms->scale},
-                   {"dms_initial_alpha_offset", s.dms->offset},
-                   {"dms_cr", 8}});
-    if (!s.dms->query_channel.has_value()) {
-      config["dms_alpha_per"] = s.dms->is_per_head ? "head" : "layer";
-      config["dms_separate_alpha"] = true;
-    }
-  }
-  if (s.rope.scaling == "longrope") {
-    config["original_max_position_embeddings"] = static_cast<int>(s.rope.original);
-  }
-  return config;
-}
-
 // What the trainer of FastDMS leaves beside config.json.
 nlohmann::json FastDmsMetadata(const ReferenceDms& dms) {
   return {{"config",
@@ -90,47 +28,6 @@ nlohmann::json FastDmsMetadata(const ReferenceDms& dms) {
             {"alpha_scale", dms.scale},
             {"alpha_offset", dms.offset},
             {"target_cr", 8}}}};
-}
-
-nlohmann::json Gpt2Config(const RandomModelShape& s) {
-  return {{"n_embd", s.hidden},
-          {"n_layer", s.n_layers},
-          {"n_head", s.n_heads},
-          {"n_inner", s.ffn == 4 * s.hidden ? nlohmann::json() : nlohmann::json(s.ffn)},
-          {"n_positions", s.max_positions},
-          {"n_ctx", s.max_positions},
-          {"layer_norm_epsilon", 1e-5},
-          {"activation_function", s.activation}};
-}
-
-nlohmann::json FalconConfig(const RandomModelShape& s) {
-  nlohmann::json config = {{"hidden_size", s.hidden},
-                           {"num_hidden_layers", s.n_layers},
-                           {"num_attention_heads", s.n_heads},
-                           {"num_kv_heads", s.new_architecture ? s.n_kv_heads : 71},
-                           {"multi_query", s.n_kv_heads == 1},
-                           {"new_decoder_architecture", s.new_architecture},
-                           {"parallel_attn", s.parallel},
-                           {"bias", s.attention_bias},
-                           {"alibi", false},
-                           {"ffn_hidden_size", s.ffn},
-                           {"rope_theta", s.rope.theta},
-                           {"max_position_embeddings", s.max_positions},
-                           {"layer_norm_epsilon", 1e-5}};
-  if (s.new_architecture && s.n_norms == 1) config["num_ln_in_parallel_attn"] = 1;
-  return config;
-}
-
-nlohmann::json ConfigOf(const RandomModelShape& s) {
-  nlohmann::json config = s.model_type == "gpt2"     ? Gpt2Config(s)
-                          : s.model_type == "falcon" ? FalconConfig(s)
-                                                     : LlamaLikeConfig(s);
-  config.update({{"model_type", s.model_type},
-                 {"vocab_size", s.vocab},
-                 {"tie_word_embeddings", s.tied},
-                 {"bos_token_id", 1},
-                 {"eos_token_id", 2}});
-  return config;
 }
 
 // Draws tensors into the reference and, as Bf16, into what goes to the file.
@@ -167,14 +64,28 @@ class Writer {
     }
   }
   void AddNorm(const std::string& name, bool bias) {
-    Add(name + ".weight", {s_.hidden}, IsGemma() ? 0 : 1, 0.1);
+    Add(name + ".weight", {s_.hidden}, MeanOfNorms(), 0.1);
     if (bias) Add(name + ".bias", {s_.hidden}, 0, 0.3);
   }
-  // Of the rows of every head.
-  void AddHeadNorm(const std::string& name) {
-    Add(name + ".weight", {s_.head_dim}, IsGemma() ? 0 : 1, 0.1);
+  bool Is(std::initializer_list<const char*> types) const {
+    return std::ranges::find(types, s_.model_type) != types.end();
   }
-  bool IsGemma() const { return s_.model_type == "gemma3_text"; }
+  bool IsGemma() const { return Is({"gemma2", "gemma3_text"}); }
+  // Those whose weights are stored less one.
+  double MeanOfNorms() const { return IsGemma() || Is({"nemotron"}) ? 0 : 1; }
+  // Norms of queries and keys: of the rows of every head, with weights of each head's own, or of
+  // all heads together.
+  void AddHeadNorms(const std::string& attention) {
+    const bool is_hunyuan = Is({"hunyuan_v1_dense"});
+    const auto add = [&](const std::string& name, int n_heads) {
+      std::vector<int64_t> shape = {s_.head_dim};
+      if (Is({"cohere"})) shape = {n_heads, s_.head_dim};
+      if (Is({"olmo2"})) shape = {n_heads * s_.head_dim};
+      Add(attention + name + ".weight", shape, MeanOfNorms(), 0.1);
+    };
+    add(is_hunyuan ? "query_layernorm" : "q_norm", s_.n_heads);
+    add(is_hunyuan ? "key_layernorm" : "k_norm", s_.n_kv_heads);
+  }
   void AddLinear(const std::string& name, int n_out, int n_in, double deviation, bool bias) {
     Add(name + ".weight", {n_out, n_in}, 0, deviation);
     if (bias) Add(name + ".bias", {n_out}, 0, s_.bias_deviation);
@@ -199,44 +110,83 @@ class Writer {
   }
 
   void DrawLlamaLike() {
+    const bool has_norm_bias = Is({"nemotron"});
     // Gemma multiplies it by the root of its width where it is read.
     Add("model.embed_tokens.weight", {s_.vocab, s_.hidden}, 0, IsGemma() ? w_ : 1);
-    AddNorm("model.norm", false);
+    AddNorm("model.norm", has_norm_bias);
     if (!s_.tied) AddLinear("lm_head", s_.vocab, s_.hidden, w_, false);
     for (int l = 0; l < s_.n_layers; ++l) {
       const std::string layer = "model.layers." + std::to_string(l) + ".";
-      AddNorm(layer + "input_layernorm", false);
-      AddNorm(layer + "post_attention_layernorm", false);
-      if (IsGemma()) {
-        AddNorm(layer + "pre_feedforward_layernorm", false);
+      if (!Is({"olmo2", "exaone4"})) AddNorm(layer + "input_layernorm", has_norm_bias);
+      if (!Is({"cohere"})) AddNorm(layer + "post_attention_layernorm", has_norm_bias);
+      if (IsGemma()) AddNorm(layer + "pre_feedforward_layernorm", false);
+      if (IsGemma() || Is({"olmo2", "exaone4"})) {
         AddNorm(layer + "post_feedforward_layernorm", false);
       }
-      if (IsGemma() || s_.model_type == "qwen3") {
-        AddHeadNorm(layer + "self_attn.q_norm");
-        AddHeadNorm(layer + "self_attn.k_norm");
+      if (Is({"glm4"})) {
+        AddNorm(layer + "post_self_attn_layernorm", false);
+        AddNorm(layer + "post_mlp_layernorm", false);
       }
-      if (s_.model_type == "phi3") {
-        AddLinear(layer + "self_attn.qkv_proj", q_ + 2 * kv_, s_.hidden, 2 * w_, false);
-        AddLinear(layer + "mlp.gate_up_proj", 2 * s_.ffn, s_.hidden, w_, false);
-      } else {
-        const bool qkv_bias = s_.attention_bias || s_.model_type == "qwen2";
-        // Larger queries and keys, so that attention is far from uniform.
-        AddLinear(layer + "self_attn.q_proj", q_, s_.hidden, 2 * w_, qkv_bias);
-        AddLinear(layer + "self_attn.k_proj", kv_, s_.hidden, 2 * w_, qkv_bias);
-        AddLinear(layer + "self_attn.v_proj", kv_, s_.hidden, w_, qkv_bias);
-        AddLinear(layer + "mlp.gate_proj", s_.ffn, s_.hidden, w_, s_.mlp_bias);
-        AddLinear(layer + "mlp.up_proj", s_.ffn, s_.hidden, w_, s_.mlp_bias);
-      }
-      AddLinear(layer + "self_attn.o_proj", s_.hidden, q_, w_,
-                s_.attention_bias && s_.model_type != "qwen2");
-      if (s_.dmc.has_value()) CentreDecisions(layer + "self_attn.");
-      if (s_.dms.has_value() && !s_.dms->query_channel.has_value()) {
-        AddNorm(layer + "self_attn.dms_proj_alpha_norm", false);
-        AddLinear(layer + "self_attn.dms_proj_alpha", s_.n_kv_heads, s_.hidden, w_,
-                  s_.dms->has_bias);
-      }
-      AddLinear(layer + "mlp.down_proj", s_.hidden, s_.ffn, w_, s_.mlp_bias);
+      DrawAttention(layer);
+      const bool has_experts = s_.features.n_experts > 0 && l >= s_.features.n_dense_layers;
+      has_experts ? DrawExperts(layer + "mlp.") : DrawMlp(layer + "mlp.", s_.ffn);
     }
+  }
+
+  void DrawAttention(const std::string& layer) {
+    const std::string attention = layer + "self_attn.";
+    if (Is({"gemma3_text", "qwen3", "olmo2", "exaone4", "cohere", "hunyuan_v1_dense", "qwen3_moe",
+            "glm4_moe"})) {
+      AddHeadNorms(attention);
+    }
+    if (Is({"phi3"})) {
+      AddLinear(attention + "qkv_proj", q_ + 2 * kv_, s_.hidden, 2 * w_, false);
+    } else {
+      const bool qkv_bias = s_.attention_bias || Is({"qwen2"});
+      // Larger queries and keys, so that attention is far from uniform.
+      AddLinear(attention + "q_proj", q_, s_.hidden, 2 * w_, qkv_bias);
+      AddLinear(attention + "k_proj", kv_, s_.hidden, 2 * w_, qkv_bias);
+      AddLinear(attention + "v_proj", kv_, s_.hidden, w_, qkv_bias);
+    }
+    AddLinear(attention + "o_proj", s_.hidden, q_, w_,
+              s_.attention_bias && !Is({"qwen2", "glm4", "glm4_moe"}));
+    if (Is({"gpt_oss"})) Add(attention + "sinks", {s_.n_heads}, 1, 1);
+    if (s_.dmc.has_value()) CentreDecisions(attention);
+    if (s_.dms.has_value() && !s_.dms->query_channel.has_value()) {
+      AddNorm(attention + "dms_proj_alpha_norm", false);
+      AddLinear(attention + "dms_proj_alpha", s_.n_kv_heads, s_.hidden, w_, s_.dms->has_bias);
+    }
+  }
+
+  // `mlp` ends with a dot.
+  void DrawMlp(const std::string& mlp, int ffn) {
+    if (Is({"phi3", "glm4"})) {
+      AddLinear(mlp + "gate_up_proj", 2 * ffn, s_.hidden, w_, false);
+    } else {
+      if (!Is({"nemotron"})) AddLinear(mlp + "gate_proj", ffn, s_.hidden, w_, s_.mlp_bias);
+      AddLinear(mlp + "up_proj", ffn, s_.hidden, w_, s_.mlp_bias);
+    }
+    AddLinear(mlp + "down_proj", s_.hidden, ffn, w_, s_.mlp_bias);
+  }
+
+  void DrawExperts(const std::string& mlp) {
+    const ReferenceFeatures& f = s_.features;
+    if (Is({"gpt_oss"})) {
+      AddLinear(mlp + "router", f.n_experts, s_.hidden, 2 * w_, true);
+      const std::string experts = mlp + "experts.";
+      Add(experts + "gate_up_proj", {f.n_experts, s_.hidden, 2 * f.expert_ffn}, 0, 2 * w_);
+      Add(experts + "gate_up_proj_bias", {f.n_experts, 2 * f.expert_ffn}, 0, 0.5);
+      Add(experts + "down_proj", {f.n_experts, f.expert_ffn, s_.hidden}, 0, w_);
+      Add(experts + "down_proj_bias", {f.n_experts, s_.hidden}, 0, 0.5);
+      return;
+    }
+    AddLinear(mlp + "gate", f.n_experts, s_.hidden, 2 * w_, false);
+    for (int e = 0; e < f.n_experts; ++e) {
+      DrawMlp(mlp + "experts." + std::to_string(e) + ".", f.expert_ffn);
+    }
+    if (!Is({"glm4_moe"})) return;
+    Add(mlp + "gate.e_score_correction_bias", {f.n_experts}, 0, 0.3);
+    DrawMlp(mlp + "shared_experts.", f.expert_ffn);
   }
 
   void DrawGpt2() {
@@ -308,7 +258,9 @@ ReferenceModel WriteRandomModel(const RandomModelShape& s, const std::string& di
   m.rotary_dim = s.model_type == "gpt2" ? 0 : static_cast<int>(s.head_dim * s.rotary_fraction);
   m.window = s.window;
   m.whole_every = s.whole_every;
-  m.local_rope.theta = s.local_theta;
+  m.local_rope = s.rope;
+  if (s.model_type == "gemma3_text") m.local_rope = {.theta = s.local_theta};
+  m.features = s.features;
   m.query_scalar = s.query_scalar;
   m.dmc = s.dmc;
   if (s.dms.has_value()) m.query_channel = s.dms->query_channel;
@@ -319,7 +271,7 @@ ReferenceModel WriteRandomModel(const RandomModelShape& s, const std::string& di
   Writer writer(s, seed, &m);
   writer.DrawAll();
   writer.Write(directory + "/model.safetensors");
-  std::ofstream(directory + "/config.json") << ConfigOf(s).dump(2);
+  std::ofstream(directory + "/config.json") << RandomConfig(s).dump(2);
   if (s.dms.has_value() && s.dms->decides_of_itself) {
     std::ofstream(directory + "/dms_metadata.json") << FastDmsMetadata(*s.dms).dump(2);
   }
@@ -350,7 +302,9 @@ std::vector<ReferenceBasis> DrawBases(const ReferenceModel& m, uint64_t seed, in
                      matrix(n_sharing * rank_v, d)});
     if (i % 2 == 1) continue;  // heads with and without offsets side by side
     bases.back().key_offset = matrix(1, d)[0];
-    bases.back().value_offset = matrix(1, d)[0];
+    // Beside sink logits probabilities do not add up to 1, and the engine takes none off values.
+    const std::vector<double> of_values = matrix(1, d)[0];
+    if (m.model_type != "gpt_oss") bases.back().value_offset = of_values;
   }
   return bases;
 }

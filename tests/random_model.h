@@ -14,7 +14,9 @@
 namespace kvlathe::testing {
 
 struct RandomModelShape {
-  // llama, mistral, qwen2, qwen3, gemma3_text, phi3, gpt2, falcon
+  // llama, mistral, qwen2, qwen3, gemma2, gemma3_text, phi3, gpt2, falcon, smollm3, glm4, olmo2,
+  // exaone4, granite, cohere (with norms of heads), hunyuan_v1_dense, nemotron, qwen3_moe,
+  // glm4_moe, gpt_oss
   std::string model_type = "llama";
   int n_layers = 2, hidden = 64, n_heads = 4, n_kv_heads = 2, head_dim = 16, ffn = 96, vocab = 97;
   int max_positions = 512;
@@ -23,11 +25,14 @@ struct RandomModelShape {
   bool mlp_bias = false;
   double bias_deviation = 0.5;
   ReferenceRope rope;
-  double rotary_fraction = 1;  // phi3
-  int window = 0;              // mistral, phi3, gemma3_text
-  // gemma3_text
+  double rotary_fraction = 1;  // phi3, glm4, nemotron
+  int window = 0;              // mistral, phi3, Gemma, exaone4, gpt_oss
+  // What ReferenceFeatures says of a family.
+  ReferenceFeatures features;
+  // Gemma, exaone4, gpt_oss
   int whole_every = 0;
-  double local_theta = 10000, query_scalar = 0;
+  double local_theta = 10000;  // gemma3_text
+  double query_scalar = 0;     // Gemma
   // llama, with attention_bias: half of the positions merge, and weights in entries vary
   std::optional<ReferenceDmc> dmc;
   // llama and its kin: a share of the positions may leave

@@ -54,9 +54,7 @@ bool SeesEverything(const ReferenceModel& m, int layer) {
 
 // A query or key of one head at its position.
 Vector Rotated(const ReferenceModel& m, int layer, const Vector& x, int position) {
-  const bool is_local = m.whole_every > 0 && !SeesEverything(m, layer);
-  const Vector y =
-      RotateRow(is_local ? m.local_rope : m.rope, m.rotary_dim, WithoutDecision(m, x), position);
+  const Vector y = RotateRow(RopeOf(m, layer), m.rotary_dim, WithoutDecision(m, x), position);
   return m.dmc.has_value() && m.dmc->zeroes_after_rope ? WithoutDecision(m, y) : y;
 }
 
@@ -132,7 +130,10 @@ Vector ScoresOf(const ReferenceModel& m, const ReferenceBasis* basis, int n_sink
     } else {
       score = Dot(rotated, JoinedRow(rows.keys, group, j)) + of_offset;
     }
-    scores.push_back(score / std::sqrt(m.query_scalar > 0 ? m.query_scalar : m.head_dim));
+    const ReferenceFeatures& f = m.features;
+    score *= f.score_scale > 0 ? f.score_scale
+                               : 1 / std::sqrt(m.query_scalar > 0 ? m.query_scalar : m.head_dim);
+    scores.push_back(f.score_cap > 0 ? f.score_cap * std::tanh(score / f.score_cap) : score);
   }
   return scores;
 }
@@ -151,6 +152,8 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     if (decides) q.back() = 0;
     q = Rotated(m, layer, q, position);
     if (decides && m.query_channel->zeroes_after_rope) q.back() = 0;
+    const Vector weights = TurnedQueryWeights(m, LayerPrefix(m, layer));
+    for (size_t i = 0; i < weights.size(); ++i) q[i] *= weights[i];
     rows.queries.push_back(q);
     const ReferenceBasis* basis = bases.empty() ? nullptr : &bases[layer * m.n_kv_heads + g];
     const HeadGroup group = GroupOf(m, basis, g);
@@ -164,6 +167,8 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     double max = scores[0], sum = 0;
     for (double s : scores) max = std::max(max, s);
     for (double& s : scores) sum += s = std::exp(s - max);
+    const auto sinks = m.tensors.find(LayerPrefix(m, layer) + "self_attn.sinks");
+    if (sinks != m.tensors.end()) sum += std::exp(sinks->second[h] - max);
     Vector o(m.head_dim, 0.0);
     const auto value_of = [&](const Vector& stored) {
       if (basis == nullptr) return stored;
@@ -300,7 +305,17 @@ void Store(const ReferenceModel& m, int layer, const Storage& storage, const Qkv
 
 }  // namespace
 
+const ReferenceRope& RopeOf(const ReferenceModel& m, int layer) {
+  static const ReferenceRope still = {.is_still = true};
+  const int every = m.features.still_every;
+  if (every > 0 && (layer + 1) % every == 0) return still;
+  if (m.whole_every == 0) return m.rope;
+  if (!SeesEverything(m, layer)) return m.local_rope;
+  return m.model_type == "exaone4" ? still : m.rope;
+}
+
 Vector RotateRow(const ReferenceRope& rope, int n_channels, const Vector& x, int position) {
+  if (rope.is_still) return x;
   const int half = n_channels / 2;
   const double amplitude = Amplitude(rope);
   Vector y = x;
@@ -314,6 +329,7 @@ Vector RotateRow(const ReferenceRope& rope, int n_channels, const Vector& x, int
 }
 
 Vector RotateRowBack(const ReferenceRope& rope, int n_channels, const Vector& x, int position) {
+  if (rope.is_still) return x;
   Vector y = RotateRow(rope, n_channels, x, -position);
   for (int i = 0; i < n_channels; ++i) y[i] /= Amplitude(rope) * Amplitude(rope);
   return y;
@@ -363,9 +379,9 @@ Matrix ReferenceLogits(const ReferenceModel& m, const std::vector<int>& ids,
       const Vector o = AddedByAttention(
           m, layer, Attend(m, l, bases, n_plain_keys, qkv.q, position, rows[l], &mapped[l]));
       if (loss) loss(l, &rows[l]);
-      for (int i = 0; i < m.hidden; ++i) x[i] += o[i];
+      for (int i = 0; i < m.hidden; ++i) x[i] += m.features.residual_scale * o[i];
       const Vector mlp = Mlp(m, layer, MlpNorm(m, layer, before, x));
-      for (int i = 0; i < m.hidden; ++i) x[i] += mlp[i];
+      for (int i = 0; i < m.hidden; ++i) x[i] += m.features.residual_scale * mlp[i];
     }
     logits.push_back(Logits(m, x));
   }

@@ -24,6 +24,20 @@ struct ReferenceRope {
   std::vector<double> short_factors, long_factors;
   bool uses_long_factors = false;
   double max_position = 0;  // of the model; with `original` it makes the amplitude
+  bool is_still = false;    // nothing turns
+};
+
+// What families have beside attention with RoPE and an MLP. The numbers of ReferenceModel and
+// testing::RandomModelShape.
+struct ReferenceFeatures {
+  double score_scale = 0;  // multiplies scores; 0: 1 / sqrt(query_scalar or head_dim)
+  double score_cap = 0, logit_cap = 0;
+  double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
+  int still_every = 0;  // every so many layers do not turn (SmolLM3)
+  // With experts: how many, how many of them a token has, and their width.
+  int n_experts = 0, n_used_experts = 0, expert_ffn = 0;
+  int n_dense_layers = 0;  // the first ones, which have none
+  double experts_scale = 1;
 };
 
 // A model that decides which positions merge (docs/methods/dmc.md).
@@ -45,16 +59,19 @@ struct ReferenceModel {
   double eps = 1e-5;
   bool tied = false;
   ReferenceRope rope;
-  int rotary_dim = 0;        // channels that rotate
-  int window = 0;            // 0: none
-  int whole_every = 0;       // gemma3: every so many layers one sees everything; the others turn by
-  ReferenceRope local_rope;  // this. 0: all layers are alike
-  double query_scalar = 0;   // gemma3: scores are divided by its root; 0: by that of head_dim
-  int window_spares = 0;     // first positions that never leave it
-  std::string activation;    // gpt2: "gelu_new" or "gelu"
-  std::string prefix;        // gpt2: of all names
-  bool parallel = true;      // falcon
-  int n_norms = 1;           // falcon, in a parallel block
+  int rotary_dim = 0;  // channels that rotate
+  int window = 0;      // 0: none
+  // Gemma, EXAONE: every so many layers one sees everything; the others turn by local_rope. 0: all
+  // layers are alike.
+  int whole_every = 0;
+  ReferenceRope local_rope;
+  double query_scalar = 0;  // Gemma: scores are divided by its root; 0: by that of head_dim
+  int window_spares = 0;    // first positions that never leave it
+  std::string activation;   // gpt2: "gelu_new" or "gelu"
+  std::string prefix;       // gpt2: of all names
+  bool parallel = true;     // falcon
+  int n_norms = 1;          // falcon, in a parallel block
+  ReferenceFeatures features;
   std::optional<ReferenceDmc> dmc;
   std::optional<ReferenceQueryChannel> query_channel;
   std::map<std::string, std::vector<double>> tensors;  // Hugging Face names, row-major
@@ -86,7 +103,7 @@ struct ReferenceRows {
   std::vector<Matrix> keys, values;         // [kv head][row][rank]
   std::vector<std::vector<int>> positions;  // [kv head][row]
   // Of the newest token: its queries, at their position and in no basis, [query head][head_dim],
-  // and its scaled scores, [query head][row].
+  // and its scaled and capped scores, [query head][row].
   Matrix queries, scores;
   std::vector<double> stream;   // the residual stream of the newest token, as the layer got it
   std::vector<double> channel;  // what decides of the newest token, by KV head, before it is 0
@@ -98,6 +115,8 @@ struct ReferenceRows {
   std::vector<std::vector<Merged>> open;
 };
 
+// What turns the rows of a layer.
+const ReferenceRope& RopeOf(const ReferenceModel& model, int layer_idx);
 // The first n_channels of x turned to `position`; the others stay.
 std::vector<double> RotateRow(const ReferenceRope& rope, int n_channels,
                               const std::vector<double>& x, int position);

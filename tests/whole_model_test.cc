@@ -232,6 +232,8 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
     }
   };
   BasisInputs inputs = {&statistics, *value_grams, *output_grams};
+  const bool has_value_offsets = !none.model->config().has_sink_logits;
+  inputs.options.has_value_offsets = has_value_offsets;
   for (const StageInfo& stage : AllStages()) {
     if (stage.analysis != nullptr) expect_same(stage.name, inputs);
   }
@@ -276,6 +278,7 @@ TEST_P(RandomModelTest, EveryMethodAtRateZeroIsTheUncompressedModel) {
       less_mean.options = {.has_frames = has_frames && config.rope_dim() > 0,
                            .turning_pairs = n_pairs,
                            .joint_channels = joint_channels};
+      less_mean.options.has_value_offsets = has_value_offsets;
       expect_same("lathe", less_mean);
     }
   }

@@ -1,27 +1,9 @@
 #include "kvlathe/suggestions.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace kvlathe {
 namespace {
-
-// Edits between two words; neighbours that change places are one (optimal string alignment).
-size_t Distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> before_last, last(b.size() + 1), row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
-      const bool is_swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-      if (is_swapped) row[j] = std::min(row[j], before_last[j - 2] + 1);
-    }
-    before_last = last;
-    last = row;
-  }
-  return last[b.size()];
-}
 
 constexpr std::string_view kOnCpu = "is not needed: kvlathe computes on the CPU";
 constexpr std::string_view kTokens = "is called -n or --max-tokens here";
@@ -67,20 +49,6 @@ constexpr std::pair<std::string_view, std::string_view> kForeignOptions[] = {
 };
 
 }  // namespace
-
-std::optional<std::string> NearestOf(std::string_view word,
-                                     const std::vector<std::string>& candidates) {
-  std::optional<std::string> nearest;
-  size_t fewest = 0;
-  for (const std::string& candidate : candidates) {
-    const size_t distance = Distance(word, candidate);
-    if (distance > std::max<size_t>(1, candidate.size() / 3)) continue;
-    if (nearest.has_value() && distance >= fewest) continue;
-    nearest = candidate;
-    fewest = distance;
-  }
-  return nearest;
-}
 
 std::optional<std::string_view> NameHere(std::string_view option) {
   for (const auto& [name, meaning] : kForeignOptions) {

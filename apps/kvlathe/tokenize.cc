@@ -67,7 +67,8 @@ Status Tokenize(const TokenizeOptions& options) {
     fmt::print("{}", tokenizer->Detokenize(ids));
     return OkStatus();
   }
-  const std::vector<int32_t> ids = tokenizer->Tokenize(text, !options.no_bos);
+  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                       tokenizer->TryTokenize(text, !options.no_bos));
   if (options.model.json) {
     fmt::print("{}\n", nlohmann::json({{"ids", ids}}).dump());
   } else {
@@ -87,8 +88,8 @@ void AddTokenizeVerb(Verbs* verbs) {
                    "directory with the tokenizer's files, .gguf file, or name of a model")
       ->required();
   verb->add_option("--pre", options->model.pre,
-                   "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's")
-      ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));
+                   "pre-tokenizer for vocab.json + merges.txt, or in place of a GGUF file's: gpt2, "
+                   "llama3, qwen2, falcon, ...");
   verb->add_flag("--json", options->model.json, "{\"ids\":[...]}");
   verb->add_flag("--no-bos", options->no_bos, "without the BOS that the model puts first");
   verb->add_flag("--decode", options->decode, "ids on standard input, text out");

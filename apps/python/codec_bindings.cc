@@ -43,9 +43,10 @@ class CodecHandle {
   nb::object Attend(const SequenceList& sequences, int layer, const nb::object& q,
                     const nb::object& k, const nb::object& v,
                     const std::optional<std::vector<int>>& n_new, std::optional<double> scale,
-                    bool rotated, const nb::object& out);
+                    bool rotated, const nb::object& sink_logits, const nb::object& out);
   std::shared_ptr<SequenceHandle> Encode(const nb::object& k, const nb::object& v,
-                                         const nb::object& q, bool rotated);
+                                         const nb::object& q, bool rotated,
+                                         const nb::object& sink_logits);
   std::shared_ptr<SequenceHandle> Load(const nb::object& bytes);
 
  private:
@@ -141,20 +142,26 @@ void ThrowFailures(const std::vector<Status>& failures) {
 nb::object CodecHandle::Attend(const SequenceList& sequences, int layer, const nb::object& q,
                                const nb::object& k, const nb::object& v,
                                const std::optional<std::vector<int>>& n_new,
-                               std::optional<double> scale, bool rotated, const nb::object& out) {
+                               std::optional<double> scale, bool rotated,
+                               const nb::object& sink_logits, const nb::object& out) {
   CheckOwn(sequences);
   const ModelConfig& c = state_->facts().config();
   const Floats queries(q, "q", {kAnyLength, c.n_heads, c.head_dim});
   const int64_t n_rows = queries.length(0);
   const Floats keys(k, "k", {n_rows, c.n_kv_heads, c.head_dim});
   const Floats values(v, "v", {n_rows, c.n_kv_heads, c.head_dim});
+  std::optional<Floats> logits;
+  if (!sink_logits.is_none()) {
+    logits.emplace(sink_logits, "sink_logits", std::initializer_list<int64_t>{c.n_heads});
+  }
   const std::vector<int> lengths = Lengths(sequences, n_new, n_rows);
   CodecRows rows = {.layer_idx = layer,
                     .q = queries.data(),
                     .k = keys.data(),
                     .v = values.data(),
                     .are_turned = rotated,
-                    .scale = scale};
+                    .scale = scale,
+                    .sink_logits = logits.has_value() ? logits->data() : nullptr};
   nb::object result = out;
   std::optional<WrittenFloats> written;
   if (out.is_none()) {
@@ -181,7 +188,8 @@ nb::object CodecHandle::Attend(const SequenceList& sequences, int layer, const n
 }
 
 std::shared_ptr<SequenceHandle> CodecHandle::Encode(const nb::object& k, const nb::object& v,
-                                                    const nb::object& q, bool rotated) {
+                                                    const nb::object& q, bool rotated,
+                                                    const nb::object& sink_logits) {
   const ModelConfig& c = state_->facts().config();
   const Floats keys(k, "k", {c.n_layers, kAnyLength, c.n_kv_heads, c.head_dim});
   const int64_t n_rows = keys.length(1);
@@ -190,6 +198,11 @@ std::shared_ptr<SequenceHandle> CodecHandle::Encode(const nb::object& k, const n
   if (!q.is_none()) {
     queries.emplace(q, "q",
                     std::initializer_list<int64_t>{c.n_layers, n_rows, c.n_heads, c.head_dim});
+  }
+  std::optional<Floats> logits;
+  if (!sink_logits.is_none()) {
+    logits.emplace(sink_logits, "sink_logits",
+                   std::initializer_list<int64_t>{c.n_layers, c.n_heads});
   }
   if (n_rows < 1 || n_rows > (int64_t{1} << 31) - 1) {
     throw nb::value_error("k has no tokens, or more than 2^31 - 1");
@@ -206,15 +219,17 @@ std::shared_ptr<SequenceHandle> CodecHandle::Encode(const nb::object& k, const n
     for (int l = 0; l < c.n_layers; ++l) {
       const CodecStep step = {sequence.get(), static_cast<int>(n_rows)};
       std::vector<Status> failures;
-      ThrowIfError(codec.Run({&step, 1},
-                             {.layer_idx = l,
-                              .q = queries.has_value() ? queries->data() + l * q_layer : nullptr,
-                              .k = keys.data() + l * k_layer,
-                              .v = values.data() + l * k_layer,
-                              .are_turned = rotated,
-                              .scale = {},
-                              .out = queries.has_value() ? unread.data() : nullptr},
-                             &failures));
+      ThrowIfError(
+          codec.Run({&step, 1},
+                    {.layer_idx = l,
+                     .q = queries.has_value() ? queries->data() + l * q_layer : nullptr,
+                     .k = keys.data() + l * k_layer,
+                     .v = values.data() + l * k_layer,
+                     .are_turned = rotated,
+                     .scale = {},
+                     .sink_logits = logits.has_value() ? logits->data() + l * c.n_heads : nullptr,
+                     .out = queries.has_value() ? unread.data() : nullptr},
+                    &failures));
       ThrowFailures(failures);
     }
   }
@@ -256,8 +271,10 @@ void BindCodec(nb::module_& module) {
       .def("bytes_at", &CodecHandle::BytesAt, "n_tokens"_a, "n_prompt"_a)
       .def("sequence", &CodecHandle::NewSequence, "n_prompt"_a)
       .def("attend", &CodecHandle::Attend, "sequences"_a, "layer"_a, "q"_a.none(), "k"_a.none(),
-           "v"_a.none(), "n_new"_a.none(), "scale"_a.none(), "rotated"_a, "out"_a.none())
-      .def("encode", &CodecHandle::Encode, "k"_a.none(), "v"_a.none(), "q"_a.none(), "rotated"_a)
+           "v"_a.none(), "n_new"_a.none(), "scale"_a.none(), "rotated"_a, "sink_logits"_a.none(),
+           "out"_a.none())
+      .def("encode", &CodecHandle::Encode, "k"_a.none(), "v"_a.none(), "q"_a.none(), "rotated"_a,
+           "sink_logits"_a.none())
       .def("load", &CodecHandle::Load, "data"_a.none());
 }
 

@@ -120,12 +120,12 @@ void BindCodecShapes(nb::module_& module) {
           "of_numbers",
           [](int n_layers, int n_heads, int n_kv_heads, int head_dim, int max_positions,
              std::optional<double> rope_theta, double rotary_fraction,
-             const std::vector<int>& windows) {
+             const std::vector<int>& windows, double score_cap, bool sink_logits) {
             return MakeShape({n_layers, n_heads, n_kv_heads, head_dim, max_positions, rope_theta,
-                              rotary_fraction, windows});
+                              rotary_fraction, windows, score_cap, sink_logits});
           },
           "n_layers"_a, "n_heads"_a, "n_kv_heads"_a, "head_dim"_a, "max_positions"_a,
-          "rope_theta"_a.none(), "rotary_fraction"_a, "windows"_a)
+          "rope_theta"_a.none(), "rotary_fraction"_a, "windows"_a, "score_cap"_a, "sink_logits"_a)
       .def_static("of_path",
                   [](const std::string& path) {
                     return ShapeHandle{ValueOrThrow(LoadAttentionConfig(path))};
@@ -141,6 +141,8 @@ void BindCodecShapes(nb::module_& module) {
       .def_prop_ro("head_dim", [](const ShapeHandle& s) { return s.config.head_dim; })
       .def_prop_ro("rope_dim", [](const ShapeHandle& s) { return s.config.rope_dim(); })
       .def_prop_ro("max_positions", [](const ShapeHandle& s) { return s.config.max_seq_len; })
+      .def_prop_ro("score_cap", [](const ShapeHandle& s) { return s.config.score_cap; })
+      .def_prop_ro("sink_logits", [](const ShapeHandle& s) { return s.config.has_sink_logits; })
       .def_prop_ro("windows", [](const ShapeHandle& s) {
         std::vector<int> windows = s.config.attention.Windows(s.config.n_layers);
         windows.resize(s.config.n_layers);

@@ -27,12 +27,12 @@ using Ids = std::vector<int32_t>;
 Ids Encode(const HeldModel& model, const std::string& text, bool adds_bos) {
   const std::shared_ptr<ServingModel> serving = model.serving();
   const nb::gil_scoped_release released;
-  return serving->workspace->tokenizer().Tokenize(text, adds_bos);
+  return ValueOrThrow(serving->workspace->tokenizer().TryTokenize(text, adds_bos));
 }
 
 Ids EncodeFollowing(const HeldModel& model, const std::string& text) {
   const std::shared_ptr<ServingModel> serving = model.serving();
-  return TokenizeFollowing(serving->workspace->tokenizer(), text);
+  return ValueOrThrow(TokenizeFollowing(serving->workspace->tokenizer(), text));
 }
 
 nb::bytes Decode(const HeldModel& model, const Ids& ids, bool keeps_special) {
@@ -91,7 +91,8 @@ RenderedChat RenderChat(const HeldModel& model, const std::string& messages,
   const Tokenizer& tokenizer = serving->workspace->tokenizer();
   RenderedChat chat;
   chat.text = prompt.text;
-  chat.ids = tokenizer.TokenizeMarked(prompt.text, serving->chat_adds_bos, prompt.inputs);
+  chat.ids = ValueOrThrow(
+      tokenizer.TryTokenizeMarked(prompt.text, serving->chat_adds_bos, prompt.inputs));
   const ChatEnds ends =
       FindChatEnds(tokenizer, chat_template.answer_format(tools.has_value()).ends);
   chat.stop_ids = ends.ids;

@@ -167,8 +167,7 @@ void AddFisherOfTextVerb(RetrofitVerbs* verbs) {
   verb->add_option("--tokens", options->n_tokens, "of the text, at most")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  verb->add_option("--pre", options->pre, "pre-tokenizer for vocab.json + merges.txt")
-      ->check(CLI::IsMember({"gpt2", "llama3", "qwen2", "falcon"}));
+  verb->add_option("--pre", options->pre, "pre-tokenizer for vocab.json + merges.txt");
   verb->add_option("-o,--output", options->output,
                    "file to write (default: the model's fisher.json)");
   verb->add_option("-t,--threads", options->n_threads, "0: as many as processors")

@@ -49,11 +49,14 @@ class Shape:
         rope_theta: float | None = None,
         rotary_fraction: float = 1.0,
         windows: SequenceOf[int] | None = None,
+        score_cap: float = 0.0,
+        sink_logits: bool = False,
     ) -> None:
         """Without rope_theta, queries and keys do not turn by their positions.
 
         rotary_fraction is the share of head_dim that turns, and windows says of each layer how many of
-        the newest positions it sees, 0 for all.
+        the newest positions it sees, 0 for all. With a score_cap above 0 scores become
+        score_cap * tanh(score / score_cap). sink_logits: attention has them, and calls give them.
         """
         self._native = _native.CodecShape.of_numbers(
             int32_of("n_layers", n_layers),
@@ -64,6 +67,8 @@ class Shape:
             None if rope_theta is None else number_of("rope_theta", rope_theta),
             number_of("rotary_fraction", rotary_fraction),
             [int32_of("a window", window) for window in (windows or [])],
+            number_of("score_cap", score_cap),
+            flag_of("sink_logits", sink_logits),
         )
 
     @classmethod
@@ -129,6 +134,16 @@ class Shape:
     def windows(self) -> list[int]:
         """How many of the newest positions each layer sees; 0: all."""
         return list(self._native.windows)
+
+    @property
+    def score_cap(self) -> float:
+        """What scores are capped by, as Gemma 2 does; 0: they stay as they are."""
+        return float(self._native.score_cap)
+
+    @property
+    def sink_logits(self) -> bool:
+        """Whether heads have sink logits, as those of gpt-oss have, which calls give."""
+        return bool(self._native.sink_logits)
 
     def __repr__(self) -> str:
         return (
@@ -278,10 +293,13 @@ class Sequence:
         *,
         scale: float | None = None,
         rotated: bool = True,
+        sink_logits: Any | None = None,
         out: Any | None = None,
     ) -> Floats:
         """Codec.attend of this sequence alone."""
-        return self._codec.attend([self], layer, q, k, v, scale=scale, rotated=rotated, out=out)
+        return self._codec.attend(
+            [self], layer, q, k, v, scale=scale, rotated=rotated, sink_logits=sink_logits, out=out
+        )
 
     @property
     def n_tokens(self) -> int:
@@ -441,6 +459,7 @@ class Codec:
         n_new: SequenceOf[int] | None = None,
         scale: float | None = None,
         rotated: bool = True,
+        sink_logits: Any | None = None,
         out: Any | None = None,
     ) -> Floats:
         """Appends rows of a layer to sequences and attends to all that each holds, causally.
@@ -449,7 +468,9 @@ class Codec:
         sequence, then those of the next. n_new says how many each has; without it all have as many. The
         layers of a step come one after the other, and each sequence has as many new positions in all of
         them. rotated: q and k come after RoPE, as Hugging Face has them; False: before it. scale: what
-        q k^T is multiplied by, 1 / sqrt(head_dim) where it is None. out: where the result goes.
+        q k^T is multiplied by, that of the model where it is None, 1 / sqrt(head_dim) in most. sink_logits
+        [n_heads], where the shape has them: each counts in the sum that the probabilities of its head are
+        divided by as a score without a value does. out: where the result goes.
 
         Returns [n, n_heads, head_dim]. DataLossError where rows that are to be compressed hold NaN or
         infinity: that sequence has failed, and the others have their outputs, in `out`, and go on.
@@ -463,17 +484,24 @@ class Codec:
             None if n_new is None else [int32_of("n_new", n) for n in n_new],
             None if scale is None else number_of("scale", scale),
             flag_of("rotated", rotated),
+            sink_logits,
             out,
         )
         return cast("Floats", outputs)
 
-    def encode(self, k: Any, v: Any, q: Any | None = None, *, rotated: bool = True) -> Sequence:
+    def encode(
+        self, k: Any, v: Any, q: Any | None = None, *, rotated: bool = True, sink_logits: Any | None = None
+    ) -> Sequence:
         """A sequence of these rows: k and v [n_layers, n, n_kv_heads, head_dim].
 
-        q [n_layers, n, n_heads, head_dim] is needed by methods that look at queries alone; without it
-        nothing attends, which is faster.
+        q [n_layers, n, n_heads, head_dim] is needed by methods that look at queries alone, and beside it
+        sink_logits [n_layers, n_heads] where the shape has them; without it nothing attends, which is
+        faster.
         """
-        return Sequence(self, self._native.encode(array_of("k", k), array_of("v", v), q, flag_of("rotated", rotated)))
+        return Sequence(
+            self,
+            self._native.encode(array_of("k", k), array_of("v", v), q, flag_of("rotated", rotated), sink_logits),
+        )
 
     def decode(self, sequence: Sequence) -> tuple[Floats, Floats]:
         """The rows of a sequence: keys after RoPE and values, [n_layers, n_tokens, n_kv_heads, head_dim].

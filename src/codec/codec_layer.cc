@@ -62,6 +62,13 @@ StatusOr<std::unique_ptr<CodecLayer>> CodecLayer::Create(const CachePlan& plan, 
   layer->row_type = types.rows;
   layer->rotations = &kind->rotations;
   layer->rows = RowsOf(kind->config, part.row_shapes());
+  if (kind->config.has_sink_logits) {
+    made->memory_ = &machine->memory();
+    const std::vector<float> logits(kind->config.n_heads);
+    KVL_ASSIGN_OR_RETURN(made->sink_logits_,
+                         FloatTable::Make(made->memory_, logits, "sink logits"));
+    layer->sink_logits = made->sink_logits_.place();
+  }
   if (part.basis() != nullptr && part.basis()->online.has_value()) {
     made->online_ = part.basis()->online;
     layer->online = &*made->online_;
@@ -95,6 +102,10 @@ StatusOr<std::unique_ptr<CodecLayer>> CodecLayer::Create(const CachePlan& plan, 
     made->storing_ = std::make_unique<LayerProgram>(layer, LayerParts::kStorage);
   }
   return made;
+}
+
+void CodecLayer::SetSinkLogits(std::span<const float> logits) {
+  memory_->Upload(sink_logits_.place(), std::as_bytes(logits));
 }
 
 }  // namespace kvlathe

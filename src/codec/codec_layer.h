@@ -42,6 +42,8 @@ class CodecLayer {
     return basis_.has_value() ? &basis_->head(0, kv_head_idx) : nullptr;
   }
   const LayerCodebooks* codebooks() const { return codebooks_.empty() ? nullptr : &codebooks_[0]; }
+  // [n_heads], of all calls from now on. Only with ModelConfig::has_sink_logits.
+  void SetSinkLogits(std::span<const float> logits);
   // Of all KV heads of the model side by side, taken off values before they are mapped; or empty.
   const std::vector<float>& value_offset() const { return value_offset_; }
   // What every key of a head loses before it is stored, where no basis comes before: [head_dim], or
@@ -66,6 +68,8 @@ class CodecLayer {
   std::optional<OnlineInputs> online_;
   ModelCodebooks codebooks_;
   std::vector<float> value_offset_;
+  FloatTable sink_logits_;
+  Device* memory_ = nullptr;  // where they lie
   std::shared_ptr<Layer> layer_;
   Resident<CodebooksId> resident_codebooks_;
   std::unique_ptr<LayerProgram> attending_, storing_;

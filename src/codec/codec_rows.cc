@@ -47,6 +47,9 @@ void RowCodec::FillRows(std::span<const Piece> pieces, const CodecRows& rows) {
   const int64_t d = config_.head_dim, q_width = config_.n_heads * d;
   const int64_t k_width = config_.n_kv_heads * d, f32 = sizeof(float);
   const int64_t stride = (q_width + k_width) * f32, v_stride = k_width * SizeOf(types_.rows);
+  if (rows.sink_logits != nullptr) {
+    layer.SetSinkLogits({rows.sink_logits, static_cast<size_t>(config_.n_heads)});
+  }
   const std::vector<int64_t> from = RowsOfCall(pieces);
   const auto factor =
       static_cast<float>(rows.scale.has_value() ? *rows.scale / config_.scale_of_scores() : 1);

@@ -216,6 +216,14 @@ Status RowCodec::CheckSteps(std::span<const CodecStep> steps, const CodecRows& r
   if (rows.scale.has_value() && !std::isfinite(*rows.scale)) {
     return Error(StatusCode::kInvalidArgument, "scale={}: it is a finite number", *rows.scale);
   }
+  if (rows.sink_logits != nullptr && !config_.has_sink_logits) {
+    return Error(StatusCode::kInvalidArgument,
+                 "sink_logits are given, and the shape has none; make it with has_sink_logits");
+  }
+  if (rows.sink_logits == nullptr && config_.has_sink_logits && rows.q != nullptr) {
+    return Error(StatusCode::kInvalidArgument,
+                 "the shape has sink logits; give those of the layer beside its queries");
+  }
   if (rows.q == nullptr && layers_[rows.layer_idx]->storing() == nullptr) {
     return Error(StatusCode::kInvalidArgument,
                  "--kv '{}' chooses by queries what it keeps; give q beside k and v", spec_.text());

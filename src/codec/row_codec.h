@@ -39,7 +39,10 @@ struct CodecRows {
   const float* v = nullptr;
   bool are_turned = true;       // queries and keys come after RoPE
   std::optional<double> scale;  // of q k^T; none: that of the model, 1 / sqrt(head_dim) in most
-  float* out = nullptr;         // [n_tokens, n_heads, head_dim], with queries
+  // [n_heads], where the config has sink logits: what counts in the sum that the probabilities of a
+  // head are divided by as a score without a value does. It is needed with queries.
+  const float* sink_logits = nullptr;
+  float* out = nullptr;  // [n_tokens, n_heads, head_dim], with queries
 };
 
 // The tokens of a sequence among such rows.

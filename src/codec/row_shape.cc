@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kMostLayers = 4096, kMostHeads = 4096, kMostHeadDim = 256;
 constexpr int kMostPositions = 1 << 24;
+constexpr double kMostScoreCap = 1e6;
 
 Status CheckNumber(const char* name, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return OkStatus();
@@ -83,6 +84,12 @@ StatusOr<ModelConfig> ConfigOf(const RowShape& shape) {
   } else {
     config.positions = PositionKind::kLearned;
   }
+  if (!(shape.score_cap >= 0 && shape.score_cap <= kMostScoreCap)) {
+    return Error(StatusCode::kInvalidArgument, "score_cap={}: it is between 0, for none, and {}",
+                 shape.score_cap, kMostScoreCap);
+  }
+  config.score_cap = static_cast<float>(shape.score_cap);
+  config.has_sink_logits = shape.has_sink_logits;
   KVL_RETURN_IF_ERROR(SetWindows(shape, rope, &config));
   return config;
 }

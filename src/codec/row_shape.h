@@ -20,6 +20,8 @@ struct RowShape {
   std::optional<double> rope_theta;  // none: queries and keys do not turn
   double rotary_fraction = 1;        // of head_dim; channels behind it do not turn
   std::vector<int> windows = {};     // newest positions that each layer sees, 0: all; or empty
+  double score_cap = 0;              // scores become cap tanh(score / cap); 0: stay as they are
+  bool has_sink_logits = false;      // calls give CodecRows::sink_logits
 };
 
 // A config of which only what concerns attention is set. kInvalidArgument names the number that

@@ -39,6 +39,10 @@ class CpuBackend : public Backend {
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
   void Cap(const CapPlan& plan) override;
+  RoutedRows Route(const RoutePlan& plan) override;
+  void GatherRows(const GatherRowsPlan& plan) override;
+  void ProjectExperts(const ExpertProductsPlan& plan) override;
+  void AddWeighted(const WeightedRowsPlan& plan) override;
   void RotateAndMap(const RotatePlan& plan) override;
   void SumOverRanks(const SumPlan& plan) override;
   StatusOr<StepReport> Finish() override;
@@ -104,6 +108,7 @@ class CpuBackend : public Backend {
   Attention attention_;
   const ElementwiseKernels* elementwise_;
   std::optional<KnownSealer> sealer_;
+  std::vector<float> router_logits_;
   std::vector<float> ones_, zeros_;  // of norms without weights or biases
   StepReport report_;                // since the last Finish
   Status failure_;                   // of all sequences

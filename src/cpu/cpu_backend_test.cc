@@ -56,6 +56,92 @@ TEST_F(CpuBackendTest, GroupsOfARowAreNormalisedApartAndTheRestIsLeftAlone) {
   }
 }
 
+// What a plan makes of rows, in double.
+std::vector<double> NormalisedRows(const NormPlan& plan, const std::vector<float>& x,
+                                   const std::vector<float>& weight,
+                                   const std::vector<float>& bias) {
+  std::vector<double> rows(x.begin(), x.end());
+  for (int64_t first = 0; first < std::ssize(x); first += plan.n_dims) {
+    const int64_t group = first % plan.stride / plan.n_dims;
+    if (group >= plan.n_groups || plan.function == NormFunction::kNone) continue;
+    double mean = 0, squares = 0;
+    for (int64_t i = 0; i < plan.n_dims; ++i) mean += x[first + i] / double(plan.n_dims);
+    if (plan.function == NormFunction::kRms) mean = 0;
+    for (int64_t i = 0; i < plan.n_dims; ++i) squares += std::pow(x[first + i] - mean, 2);
+    const double scale = 1 / std::sqrt(squares / double(plan.n_dims) + plan.eps);
+    for (int64_t i = 0; i < plan.n_dims; ++i) {
+      const int64_t at = i + (plan.has_group_weights ? group * plan.n_dims : 0);
+      rows[first + i] = (x[first + i] - mean) * scale * (weight.empty() ? 1 : weight[at]) +
+                        (bias.empty() ? 0 : bias[i]);
+    }
+  }
+  return rows;
+}
+
+// Of a head with weights of all heads or its own, of all heads together, with and without what is
+// null; where rows are dense and where there is more behind the groups.
+TEST_F(CpuBackendTest, NormsOfEveryKindAreWhatTheyAreInDouble) {
+  constexpr int kRows = 5, kGroups = 3;
+  for (const NormFunction function :
+       {NormFunction::kRms, NormFunction::kLayer, NormFunction::kNone}) {
+    for (const int n_together : {1, kGroups}) {
+      for (const bool has_group_weights : {false, true}) {
+        for (const bool is_null : {false, true}) {
+          for (const int more : {0, kGroups * kDims}) {
+            const int64_t n_dims = kDims * n_together, n_groups = kGroups / n_together;
+            const int64_t stride = kGroups * kDims + more;
+            std::vector<float> x = RandomNumbers(kRows * stride, 11);
+            for (float& value : x) value = 2 * value + 1;
+            const std::vector<float> before = x;
+            const int64_t n_weights = is_null ? 0 : has_group_weights ? n_groups * n_dims : n_dims;
+            const std::vector<float> weight = RandomNumbers(n_weights, 12);
+            const bool has_bias = !is_null && function == NormFunction::kLayer;
+            const std::vector<float> bias = RandomNumbers(has_bias ? n_dims : 0, 13);
+            const NormPlan plan = {.function = function,
+                                   .x = at_(x.data()),
+                                   .n_rows = kRows,
+                                   .n_groups = n_groups,
+                                   .n_dims = n_dims,
+                                   .stride = stride,
+                                   .weight = is_null ? ObjectPlace() : at_(weight.data()),
+                                   .has_group_weights = has_group_weights,
+                                   .bias = has_bias ? at_(bias.data()) : ObjectPlace(),
+                                   .eps = 1e-5f,
+                                   .out = at_(x.data())};
+            backend_.Normalise({&plan, 1});
+            const std::vector<double> want = NormalisedRows(plan, before, weight, bias);
+            for (size_t i = 0; i < x.size(); ++i) {
+              ASSERT_NEAR(x[i], want[i], 1e-5)
+                  << static_cast<int>(function) << ' ' << n_together << ' ' << has_group_weights
+                  << ' ' << is_null << ' ' << more << " at " << i;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// What is null stays so whatever the width of the plans before.
+TEST_F(CpuBackendTest, NullWeightsAreOnesForPlansOfEveryWidth) {
+  std::vector<float> narrow = RandomNumbers(kDims, 14), wide = RandomNumbers(4 * kDims, 15);
+  const std::vector<float> narrow_before = narrow, wide_before = wide;
+  const auto plan_of = [&](std::vector<float>* x) -> NormPlan {
+    return {.x = at_(x->data()),
+            .n_rows = 1,
+            .n_dims = std::ssize(*x),
+            .stride = std::ssize(*x),
+            .eps = 1e-5f,
+            .out = at_(x->data())};
+  };
+  const NormPlan plans[] = {plan_of(&narrow), plan_of(&wide)};
+  backend_.Normalise(plans);
+  const std::vector<double> of_narrow = NormalisedRows(plans[0], narrow_before, {}, {});
+  const std::vector<double> of_wide = NormalisedRows(plans[1], wide_before, {}, {});
+  for (size_t i = 0; i < narrow.size(); ++i) ASSERT_NEAR(narrow[i], of_narrow[i], 1e-5) << i;
+  for (size_t i = 0; i < wide.size(); ++i) ASSERT_NEAR(wide[i], of_wide[i], 1e-5) << i;
+}
+
 TEST_F(CpuBackendTest, WhatIsNormalisedIsAddedWhereThePlanSaysSo) {
   const std::vector<float> weight(kDims, 2.0f);
   std::vector<float> x(kDims, 3.0f), stream(kDims, 10.0f);

@@ -108,25 +108,42 @@ void CudaBackend::ProjectHeads(const HeadProductsPlan& plan) {
 
 void CudaBackend::Normalise(std::span<const NormPlan> plans) {
   Enter();
-  uses_kernels_&& std::ranges::all_of(plans,
-                                      [](const NormPlan& plan) { return RowVerbs::Takes(plan); })
-      ? rows_.Normalise(plans)
-      : mirror_.Normalise(plans);
+  uses_kernels_ ? rows_.Normalise(plans) : mirror_.Normalise(plans);
 }
 
 void CudaBackend::Gate(const GatePlan& plan) {
   Enter();
-  uses_kernels_&& RowVerbs::Takes(plan) ? rows_.Gate(plan) : mirror_.Gate(plan);
+  uses_kernels_ ? rows_.Gate(plan) : mirror_.Gate(plan);
 }
 
 void CudaBackend::Cap(const CapPlan& plan) {
   Enter();
-  mirror_.Cap(plan);
+  uses_kernels_ ? rows_.Cap(plan) : mirror_.Cap(plan);
+}
+
+RoutedRows CudaBackend::Route(const RoutePlan& plan) {
+  Enter();
+  return mirror_.Route(plan);
+}
+
+void CudaBackend::GatherRows(const GatherRowsPlan& plan) {
+  Enter();
+  mirror_.GatherRows(plan);
+}
+
+void CudaBackend::ProjectExperts(const ExpertProductsPlan& plan) {
+  Enter();
+  mirror_.ProjectExperts(plan);
+}
+
+void CudaBackend::AddWeighted(const WeightedRowsPlan& plan) {
+  Enter();
+  mirror_.AddWeighted(plan);
 }
 
 void CudaBackend::RotateAndMap(const RotatePlan& plan) {
   Enter();
-  uses_kernels_&& RowVerbs::Takes(plan) ? rows_.RotateAndMap(plan) : mirror_.RotateAndMap(plan);
+  uses_kernels_ ? rows_.RotateAndMap(plan) : mirror_.RotateAndMap(plan);
 }
 
 void CudaBackend::SumOverRanks(const SumPlan& plan) {
@@ -146,8 +163,6 @@ void CudaBackend::Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, S
   Enter();
   if (jobs.empty()) return;
   // Nearly always all go the same way.
-  // Kernels know no caps.
-  if (rule.cap != 0) return mirror_.Attend(jobs, rule, schedule);
   const AttendedBy first = WhoAttends(jobs.front());
   const auto goes_along = [&](const HeadJob& job) { return WhoAttends(job) == first; };
   if (std::ranges::all_of(jobs, goes_along)) return AttendBy(first, jobs, rule, schedule);
@@ -160,8 +175,7 @@ void CudaBackend::Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, S
 }
 
 CudaBackend::AttendedBy CudaBackend::WhoAttends(const HeadJob& job) const {
-  // Kernels know no sink logits.
-  if (!uses_kernels_ || !job.sink_logits.is_null()) return AttendedBy::kMirror;
+  if (!uses_kernels_) return AttendedBy::kMirror;
   // A row gets other bits from each of the kernels, and the faster one takes few rows alone.
   if (!is_deterministic_ && decoding_.Takes(job)) return AttendedBy::kDecoding;
   return prompts_.Takes(job) ? AttendedBy::kPrompts : AttendedBy::kMirror;
@@ -171,9 +185,9 @@ void CudaBackend::AttendBy(AttendedBy who, std::span<const HeadJob> jobs, const 
                            Schedule schedule) {
   switch (who) {
     case AttendedBy::kDecoding:
-      return decoding_.Attend(jobs, rule.scale, schedule);
+      return decoding_.Attend(jobs, rule, schedule);
     case AttendedBy::kPrompts:
-      return prompts_.Attend(jobs, rule.scale);
+      return prompts_.Attend(jobs, rule);
     case AttendedBy::kMirror:
       return mirror_.Attend(jobs, rule, schedule);
   }

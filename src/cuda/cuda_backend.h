@@ -44,6 +44,10 @@ class CudaBackend : public Backend {
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
   void Cap(const CapPlan& plan) override;
+  RoutedRows Route(const RoutePlan& plan) override;
+  void GatherRows(const GatherRowsPlan& plan) override;
+  void ProjectExperts(const ExpertProductsPlan& plan) override;
+  void AddWeighted(const WeightedRowsPlan& plan) override;
   void RotateAndMap(const RotatePlan& plan) override;
   void SumOverRanks(const SumPlan& plan) override;
   // kUnavailable where the GPU fails.

@@ -155,7 +155,7 @@ StatusOr<std::string> ModelFetch::Run() {
 // Whether a snapshot has all that a model directory needs.
 bool IsWhole(const HubModel& model, const FileChoice& choice, const std::string& snapshot) {
   const auto has = [&](const std::string& name) { return FileExists(snapshot + "/" + name); };
-  if (!has("tokenizer.json") && !has("tokenizer.model") &&
+  if (!has("tokenizer.json") && !has("tokenizer.model") && !has("tekken.json") &&
       !(has("vocab.json") && has("merges.txt"))) {
     return false;
   }

@@ -18,11 +18,18 @@ constexpr std::string_view kPreferred = "Q4_K_M";
 constexpr std::string_view kIndex = "model.safetensors.index.json";
 
 // What a model directory has besides weights, where it is there.
-constexpr std::string_view kSmallFiles[] = {
-    "added_tokens.json", "chat_template.jinja",  "chat_template.json",
-    "config.json",       "merges.txt",           "generation_config.json",
-    "tokenizer.json",    "tokenizer.model",      "special_tokens_map.json",
-    "vocab.json",        "tokenizer_config.json"};
+constexpr std::string_view kSmallFiles[] = {"added_tokens.json",
+                                            "chat_template.jinja",
+                                            "chat_template.json",
+                                            "config.json",
+                                            "merges.txt",
+                                            "generation_config.json",
+                                            "tokenizer.json",
+                                            "tokenizer.model",
+                                            "special_tokens_map.json",
+                                            "vocab.json",
+                                            "tokenizer_config.json",
+                                            "tekken.json"};
 
 // A model of one file, or of parts NAME-00001-of-00003.gguf and so on.
 struct GgufModel {

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "machine/attention/head_job.h"
 #include "machine/attention/schedule.h"
+#include "machine/expert_plans.h"
 #include "machine/kept_entries.h"
 #include "machine/plans.h"
 
@@ -43,7 +44,7 @@ struct StepReport {
 // the memory among them (machine/device.h). A verb may return before it has run: it has copied what
 // it needs of its plan by then, and what it makes is there for later verbs. The host learns what
 // came of them from Finish, and reads what they made by what waits for them: Device::Download and
-// HostView, TakeChannel and MergeRows.
+// HostView, TakeChannel, Route and MergeRows.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -66,6 +67,12 @@ class Backend {
   virtual void Normalise(std::span<const NormPlan> plans) = 0;
   virtual void Gate(const GatePlan& plan) = 0;
   virtual void Cap(const CapPlan& plan) = 0;
+  // Waits, because the plans of products follow from it. What a row is told is the same bits
+  // whatever rows stand beside it, deterministic or not; of equal scores the lower number is taken.
+  virtual RoutedRows Route(const RoutePlan& plan) = 0;
+  virtual void GatherRows(const GatherRowsPlan& plan) = 0;
+  virtual void ProjectExperts(const ExpertProductsPlan& plan) = 0;
+  virtual void AddWeighted(const WeightedRowsPlan& plan) = 0;
   virtual void RotateAndMap(const RotatePlan& plan) = 0;
   // Finish fails with kUnavailable where another machine does not answer.
   virtual void SumOverRanks(const SumPlan& plan) = 0;

@@ -19,7 +19,10 @@ ActivationWidths ActivationWidths::Union(const ActivationWidths& other) const {
           .gated = std::max(gated, other.gated),
           .added = std::max(added, other.added),
           .dms_normed = std::max(dms_normed, other.dms_normed),
-          .dms_logits = std::max(dms_logits, other.dms_logits)};
+          .dms_logits = std::max(dms_logits, other.dms_logits),
+          .routed_by = std::max(routed_by, other.routed_by),
+          .routed_in = std::max(routed_in, other.routed_in),
+          .routed_out = std::max(routed_out, other.routed_out)};
 }
 
 Status Activations::Reserve(const ActivationWidths& widths) {
@@ -44,6 +47,11 @@ Status Activations::Reserve(const ActivationWidths& widths) {
   KVL_RETURN_IF_ERROR(reserve(&gated, widths.gated * activation));
   KVL_RETURN_IF_ERROR(reserve(&dms_normed, widths.dms_normed * f32));
   KVL_RETURN_IF_ERROR(reserve(&dms_logits, widths.dms_logits * f32));
+  if (types.activations != DType::kF32) {
+    KVL_RETURN_IF_ERROR(reserve(&routed_by, widths.routed_by * f32));
+  }
+  KVL_RETURN_IF_ERROR(reserve(&routed_in, widths.routed_in * activation));
+  KVL_RETURN_IF_ERROR(reserve(&routed_out, widths.routed_out * f32));
   return reserve(&added, widths.added * f32);
 }
 

@@ -28,6 +28,7 @@ struct ActivationWidths {
   int64_t gated = 0;
   int64_t added = 0;
   int64_t dms_normed = 0, dms_logits = 0;
+  int64_t routed_by = 0, routed_in = 0, routed_out = 0;
 
   // Returns the larger of the two widths of every buffer.
   ActivationWidths Union(const ActivationWidths& other) const;
@@ -60,14 +61,22 @@ struct Activations {
   MachineBuffer q_full;  // per KV head [n_tokens * gqa_group, head_dim], after RoPE
   // Per KV head [n_tokens, head_dim]; of the heads that share latents side by side.
   MachineBuffer k_full;
-  MachineBuffer q_rows;      // per KV head [n_tokens * gqa_group, rank_k]; empty without a basis
-  MachineBuffer k_rows;      // per KV head [n_tokens, rank_k]
-  MachineBuffer attended;    // [n_tokens, sum over query heads of LayerRows::OutputWidth]
-  MachineBuffer outputs;     // [n_tokens, n_heads * head_dim] where heads share latents
-  MachineBuffer mlp_in;      // [n_tokens, mlp_rows()] f32
-  MachineBuffer gated;       // [n_tokens, ffn_dim] types.activations
-  MachineBuffer added;       // [n_tokens, hidden_dim] f32, where what is added to the stream is
-                             // normalised or summed over ranks
+  MachineBuffer q_rows;    // per KV head [n_tokens * gqa_group, rank_k]; empty without a basis
+  MachineBuffer k_rows;    // per KV head [n_tokens, rank_k]
+  MachineBuffer attended;  // [n_tokens, sum over query heads of LayerRows::OutputWidth]
+  MachineBuffer outputs;   // [n_tokens, n_heads * head_dim] where heads share latents
+  // [n_tokens, mlp_rows()] f32 and [n_tokens, ffn_dim] types.activations; with experts n_used rows
+  // a token, those of an expert side by side.
+  MachineBuffer mlp_in;
+  MachineBuffer gated;
+  MachineBuffer added;  // [n_tokens, hidden_dim] f32, where what is added to the stream is
+                        // normalised or summed over ranks
+  // Of layers with experts, whose tokens are n_used rows: what routers read, [n_tokens, hidden_dim]
+  // f32, where types.activations is another; what experts read, types.activations, and put out, f32
+  // and the rows of the shared MLP behind it.
+  MachineBuffer routed_by;
+  MachineBuffer routed_in;
+  MachineBuffer routed_out;
   MachineBuffer dms_normed;  // [n_tokens, hidden_dim] f32, what decides which keys may leave,
   MachineBuffer dms_logits;  // [n_tokens, n_kv_heads] f32, and what it says
 

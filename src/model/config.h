@@ -107,7 +107,12 @@ enum class WeightLayout {
   kHunyuan,
   kInternLm2,
   kApertus,
-  kGlm,   // gate and up in one tensor, and names of norms of its own
+  kGlm,         // gate and up in one tensor, and names of norms of its own
+  kMixtral,     // as kLlama, with a router and experts of other names
+  kGraniteMoe,  // as kLlama, with experts that stand in one tensor
+  kGptOss,      // the same, with gate and up row by row in turn
+  kErnieMoe,    // as kLlama, with biases of the choice of experts elsewhere
+  kBailingMoe,
   kGguf,  // the names of GGUF
 };
 
@@ -240,6 +245,8 @@ struct ModelConfig {
   // A learned number for each query head and layer counts in the sum that probabilities are divided
   // by, as a score would that has no value (gpt-oss).
   bool has_sink_logits = false;
+  // Whether attention changes where all scores of a query get the same number.
+  bool scores_are_absolute() const { return has_sink_logits || score_cap > 0; }
   // Attention and MLP read the same residual stream and both add to it (Falcon).
   bool parallel_block = false;
   // The MLP reads what attention reads, so there is no second norm; only with parallel_block.
@@ -266,7 +273,9 @@ struct ModelConfig {
   int rope_dim() const;
   // Rows of the first matrix of the MLP: gate and up, or up alone.
   int mlp_rows() const { return has_gate() ? 2 * ffn_dim : ffn_dim; }
-  bool has_gate() const { return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu; }
+  bool has_gate() const {
+    return mlp == MlpKind::kSwiglu || mlp == MlpKind::kGeglu || mlp == MlpKind::kClampedSwiglu;
+  }
   // Whether a channel of queries decides what leaves a cache.
   bool decides_in_queries() const { return dms.has_value() && dms->query_channel.has_value(); }
   // Describes in one line how positions enter queries and keys, for calibration files.

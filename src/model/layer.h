@@ -105,6 +105,7 @@ struct Layer {
   int first_kv_head = 0;
   const ModelConfig* config = nullptr;
   const LayerWeights* weights = nullptr;  // null: its rows come from outside (LayerParts)
+  ObjectPlace sink_logits;                // [n_heads] F32, with ModelConfig::has_sink_logits
   const CacheLayout* layout = nullptr;    // of all caches that have no rate of their own
   LayerRows rows;
   // Whether other ranks hold the rest of its heads and columns, so that what it adds to the

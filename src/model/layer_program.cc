@@ -1,5 +1,6 @@
 #include "model/layer_program.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "model/steps/append.h"
 #include "model/steps/attend.h"
 #include "model/steps/evict.h"
+#include "model/steps/experts.h"
 #include "model/steps/map_values.h"
 #include "model/steps/merge.h"
 #include "model/steps/normalise.h"
@@ -60,11 +62,12 @@ void LayerProgram::AddAttention(bool attends) {
 void LayerProgram::AddOutputs() {
   const ModelConfig& c = *layer_->config;
   const NormWeights* const ffn_norm = &layer_->weights->ffn_norm;
+  const bool has_experts = c.has_experts(layer_->idx);
   // A parallel MLP reads the stream as it was before attention added to it.
   if (c.parallel_block && !c.shared_norm) Add<NormaliseStep>(ffn_norm, !c.norms.of_inputs);
   Add<OutputStep>();
-  if (!c.parallel_block) Add<NormaliseStep>(ffn_norm, !c.norms.of_inputs);
-  Add<FeedForwardStep>();
+  if (!c.parallel_block) Add<NormaliseStep>(ffn_norm, !c.norms.of_inputs, has_experts);
+  has_experts ? Add<ExpertsStep>() : Add<FeedForwardStep>();
 }
 
 Status LayerProgram::Run(ForwardState* state) {
@@ -100,8 +103,18 @@ ActivationWidths WidthsOf(const Layer& layer) {
   const ModelConfig& c = *layer.config;
   ActivationWidths widths = RowWidthsOf(layer);
   widths.hidden = c.hidden_dim;
-  widths.mlp_in = c.mlp_rows();
-  widths.gated = c.ffn_dim;
+  if (c.has_experts(layer.idx)) {
+    const ExpertsConfig& experts = *c.experts;
+    const int64_t n_used = experts.n_used;
+    widths.gated = std::max<int64_t>(n_used * experts.ffn_dim, experts.shared_ffn_dim);
+    widths.mlp_in = c.has_gate() ? 2 * widths.gated : widths.gated;
+    widths.routed_by = c.hidden_dim;
+    widths.routed_in = n_used * c.hidden_dim;
+    widths.routed_out = (n_used + (experts.shared_ffn_dim > 0 ? 1 : 0)) * c.hidden_dim;
+  } else {
+    widths.mlp_in = c.mlp_rows();
+    widths.gated = c.ffn_dim;
+  }
   if (c.norms.of_outputs || layer.is_parted) widths.added = c.hidden_dim;
   if (layer.layout->SweepsEntries() && !c.decides_in_queries()) {
     widths.dms_normed = c.hidden_dim;

@@ -9,6 +9,31 @@
 
 namespace kvlathe {
 
+namespace {
+
+// kUnimplemented where rows lose what attention could not give back to them. Values that have lost
+// an offset need probabilities that add up to 1, and keys whose offsets are a part of biases of
+// scores that may all get the same number.
+Status CheckOffsets(const ModelBasis& basis, const ModelConfig& config, bool folds_keys) {
+  for (const HeadBasis& head : basis.heads) {
+    if (config.has_sink_logits && !head.value_offset.empty()) {
+      return Error(StatusCode::kUnimplemented,
+                   "the basis takes offsets off values, and beside sink logits the probabilities "
+                   "of attention do not add up to 1; make it without");
+    }
+    if (config.scores_are_absolute() && folds_keys && !head.key_offset.empty()) {
+      return Error(
+          StatusCode::kUnimplemented,
+          "the basis takes offsets off keys, and the biases of keys of a model with learned "
+          "positions take them up, where sink logits and caps of scores miss them; make it "
+          "without");
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
 Model::Model(std::shared_ptr<ModelWeights> weights)
     : weights_(std::move(weights)), rotations_(weights_->config(), &weights_->machine().memory()) {
   activations_.memory = &machine().memory();
@@ -90,6 +115,7 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
   layer->idx = layer_idx;
   layer->config = &c;
   layer->weights = &weights_->layer(layer_idx);
+  layer->sink_logits = layer->weights->sink_logits.place();
   layer->layout = &layout_;
   const ModelShard& shard = weights_->shard();
   layer->whole_idx = static_cast<int>(shard.layers.begin) + layer_idx;
@@ -130,6 +156,9 @@ StatusOr<std::unique_ptr<Layer>> Model::MakeLayer(int layer_idx, const ModelBasi
 }
 
 Status Model::CompileLayers(const ModelBasis* basis) {
+  if (basis != nullptr) {
+    KVL_RETURN_IF_ERROR(CheckOffsets(*basis, config(), RowsNeedNoTurn(basis)));
+  }
   KVL_CHECK_EQ(layout_.n_kv_heads % HeadsPerLatent(layout_.keys), 0);
   for (int l = 0; l < layout_.n_layers; ++l) {
     KVL_ASSIGN_OR_RETURN(std::unique_ptr<Layer> layer, MakeLayer(l, basis));
@@ -150,6 +179,17 @@ std::span<const float> Model::key_offset(int layer_idx, int kv_head_idx) const {
   return offsets.empty() ? std::span<const float>() : offsets[kv_head_idx].values();
 }
 
+namespace {
+
+// Of the matrices that a token meets in the experts of a layer, which are alike.
+int64_t ExpertBytes(const Layer& layer, int n_used) {
+  const ExpertWeights& w = layer.weights->experts;
+  return w.router.n_bytes() + w.shared_in.n_bytes() + w.shared_down.n_bytes() +
+         n_used * (w.in.front().n_bytes() + w.down.front().n_bytes());
+}
+
+}  // namespace
+
 int64_t Model::weight_bytes() const {
   int64_t n_bytes = weights_->shard().is_last_stage() ? weights_->lm_head().n_bytes() : 0;
   for (const LayerProgram& program : programs_) {
@@ -157,6 +197,7 @@ int64_t Model::weight_bytes() const {
     n_bytes +=
         layer.folded_qk.has_value() ? layer.folded_qk->qk.n_bytes() : layer.weights->qk.n_bytes();
     n_bytes += layer.weights->mlp_in.n_bytes() + layer.weights->down.n_bytes();
+    if (config().has_experts(layer.idx)) n_bytes += ExpertBytes(layer, config().experts->n_used);
     n_bytes += layer.values->v.n_bytes() + layer.values->o.n_bytes() + layer.basis.n_bytes();
   }
   return n_bytes;

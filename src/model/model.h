@@ -113,7 +113,8 @@ class Model {
   // What is taken off the head's keys where no basis does so, [head_dim] (docs/quantization.md,
   // Biases of keys); empty: nothing.
   std::span<const float> key_offset(int layer_idx, int kv_head_idx) const;
-  // Bytes of all matrices that the products of a step read.
+  // Bytes of all matrices that the products of a step of one token read: of experts those of as
+  // many as a token goes to.
   int64_t weight_bytes() const;
   // Bytes of rotations and codebooks, or of what rotations are found by, of this model alone. What
   // is folded into weights takes none.

@@ -11,6 +11,8 @@ ModelFacts FactsOf(const ModelConfig& config, DType row_type, const RankGrid& gr
           .windows = config.attention.Windows(config.n_layers),
           .has_dmc = config.dmc.has_value(),
           .dms_window = config.dms.has_value() ? config.dms->window : 0,
+          .has_sink_logits = config.has_sink_logits,
+          .scores_are_absolute = config.scores_are_absolute(),
           .row_type = row_type,
           .tensor_ranks = grid.n_tensor_ranks,
           .pipeline_stages = grid.n_stages};

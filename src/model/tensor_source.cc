@@ -3,6 +3,7 @@
 #include <map>
 
 #include "base/random.h"
+#include "model/stored/mxfp4_tensors.h"
 
 namespace kvlathe {
 namespace {
@@ -20,13 +21,35 @@ class FileSource : public TensorSource {
  public:
   explicit FileSource(SafetensorsReader reader) : reader_(std::move(reader)) {}
   bool Has(const std::string& name) const override {
-    return reader_.Find(StoredName(name)) != nullptr;
+    return reader_.Find(StoredName(name)) != nullptr || BlocksOf(name).has_value();
+  }
+  std::optional<GgmlType> BlocksOf(const std::string& name) const override {
+    const bool is_mxfp4 = FindMxfp4(reader_, name).blocks != nullptr;
+    return is_mxfp4 ? std::optional(GgmlType::kMxfp4) : std::nullopt;
   }
   StatusOr<StoredTensor> Get(const std::string& name, const std::vector<int64_t>& shape) override {
     KVL_ASSIGN_OR_RETURN(const TensorView* view, reader_.Get(StoredName(name), shape));
     return StoredTensor{view->dtype, {}, view->shape, view->data, view->n_bytes};
   }
+  StatusOr<StoredTensor> GetPart(const std::string& name, const std::vector<int64_t>& shape,
+                                 int64_t idx) override {
+    const Mxfp4Tensor mxfp4 = FindMxfp4(reader_, name);
+    if (mxfp4.blocks == nullptr) return TensorSource::GetPart(name, shape, idx);
+    KVL_ASSIGN_OR_RETURN(Buffer buffer, ReadMxfp4(mxfp4, name, shape, idx));
+    for (const ByteTensorView* view : {mxfp4.blocks, mxfp4.scales}) {
+      const int64_t n_bytes = view->n_bytes / shape.front();
+      reader_.ReleasePages(view->data + idx * n_bytes, n_bytes);
+    }
+    StoredTensor tensor{DType::kF32,
+                        GgmlType::kMxfp4,
+                        {shape.begin() + 1, shape.end()},
+                        buffer.data(),
+                        buffer.n_bytes()};
+    reordered_.emplace(tensor.data, std::move(buffer));
+    return tensor;
+  }
   void Done(const StoredTensor& tensor) override {
+    if (reordered_.erase(tensor.data) > 0) return;
     reader_.ReleasePages({tensor.dtype, tensor.shape, tensor.data, tensor.n_bytes});
   }
   bool is_mapped() const override { return true; }
@@ -51,6 +74,7 @@ class FileSource : public TensorSource {
   }
 
   SafetensorsReader reader_;
+  std::map<const std::byte*, Buffer> reordered_;  // what has blocks, until Done
 };
 
 class GgufSource : public TensorSource {
@@ -106,6 +130,10 @@ class RandomSource : public TensorSource {
     live_.emplace(tensor.data, std::move(buffer));
     return tensor;
   }
+  StatusOr<StoredTensor> GetPart(const std::string& name, const std::vector<int64_t>& shape,
+                                 int64_t idx) override {
+    return Get(fmt::format("{} {}", name, idx), {shape.begin() + 1, shape.end()});
+  }
   void Done(const StoredTensor& tensor) override { live_.erase(tensor.data); }
   bool is_mapped() const override { return false; }
 
@@ -115,6 +143,15 @@ class RandomSource : public TensorSource {
 };
 
 }  // namespace
+
+StatusOr<StoredTensor> TensorSource::GetPart(const std::string& name,
+                                             const std::vector<int64_t>& shape, int64_t idx) {
+  KVL_ASSIGN_OR_RETURN(StoredTensor tensor, Get(name, shape));
+  tensor.shape.erase(tensor.shape.begin());
+  tensor.n_bytes /= shape.front();
+  tensor.data += idx * tensor.n_bytes;
+  return tensor;
+}
 
 int64_t StoredTensor::n_elements() const {
   if (!blocks.has_value()) return n_bytes / SizeOf(dtype);

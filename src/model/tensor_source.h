@@ -40,6 +40,10 @@ class TensorSource {
   // is read by one thread.
   virtual StatusOr<StoredTensor> Get(const std::string& name,
                                      const std::vector<int64_t>& shape) = 0;
+  // Number `idx` of the shape.front() tensors that one tensor of this shape holds, as Get; the
+  // error names the whole.
+  virtual StatusOr<StoredTensor> GetPart(const std::string& name, const std::vector<int64_t>& shape,
+                                         int64_t idx);
   virtual void Done(const StoredTensor& tensor) = 0;
   // Whatever was read is no longer needed; more may be read later.
   virtual void DoneWithAll() {}

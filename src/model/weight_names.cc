@@ -1,6 +1,7 @@
 #include "model/weight_names.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 namespace kvlathe {
@@ -170,6 +171,69 @@ std::vector<Projection> WeightNames::mlp_in(int layer_idx) const {
 
 Projection WeightNames::mlp_out(int layer_idx) const {
   return Whole(layer_idx, table_.down, config_.hidden_dim, config_.ffn_dim);
+}
+
+Projection WeightNames::router(int layer_idx) const {
+  const int64_t n_experts = config_.experts->n_experts;
+  return {Layer(layer_idx, table_.experts.router),
+          n_experts,
+          config_.hidden_dim,
+          false,
+          {{0, n_experts}}};
+}
+
+std::string WeightNames::choice_bias(int layer_idx) const {
+  return Layer(layer_idx, table_.experts.choice_bias);
+}
+
+Projection WeightNames::OfExpert(int layer_idx, int expert_idx, const char* name, int64_t n_out,
+                                 int64_t n_in) const {
+  const bool is_stacked = std::string_view(name).find("{}") == std::string_view::npos;
+  return {.tensor = Layer(layer_idx, fmt::format(fmt::runtime(name), expert_idx).c_str()),
+          .n_stored = n_out,
+          .n_in = n_in,
+          .is_transposed = table_.experts.is_transposed,
+          .runs = {{0, n_out}},
+          .n_stacked = is_stacked ? config_.experts->n_experts : 0,
+          .stacked_idx = is_stacked ? expert_idx : 0,
+          .has_bare_name = table_.experts.has_bare_names};
+}
+
+std::vector<Projection> WeightNames::expert_in(int layer_idx, int expert_idx) const {
+  const ExpertTable& t = table_.experts;
+  const int64_t ffn = config_.experts->ffn_dim, hidden = config_.hidden_dim;
+  const auto of = [&](const char* name, int64_t n_out) {
+    return OfExpert(layer_idx, expert_idx, name, n_out, hidden);
+  };
+  if (!config_.has_gate()) return {of(t.up, ffn)};
+  if (*t.gate != 0) return {of(t.gate, ffn), of(t.up, ffn)};
+  Projection both = of(t.up, 2 * ffn);
+  if (!t.takes_turns) return {both};
+  both.runs.clear();
+  for (int64_t i = 0; i < 2 * ffn; ++i) both.runs.push_back({i % ffn * 2 + i / ffn, 1});
+  return {both};
+}
+
+Projection WeightNames::expert_out(int layer_idx, int expert_idx) const {
+  return OfExpert(layer_idx, expert_idx, table_.experts.down, config_.hidden_dim,
+                  config_.experts->ffn_dim);
+}
+
+std::vector<Projection> WeightNames::shared_in(int layer_idx) const {
+  const ExpertTable& t = table_.experts;
+  const int64_t ffn = config_.experts->shared_ffn_dim, hidden = config_.hidden_dim;
+  if (!config_.has_gate()) return {Whole(layer_idx, t.shared_up, ffn, hidden)};
+  if (*t.shared_gate == 0) return {Whole(layer_idx, t.shared_up, 2 * ffn, hidden)};
+  return {Whole(layer_idx, t.shared_gate, ffn, hidden), Whole(layer_idx, t.shared_up, ffn, hidden)};
+}
+
+Projection WeightNames::shared_out(int layer_idx) const {
+  return Whole(layer_idx, table_.experts.shared_down, config_.hidden_dim,
+               config_.experts->shared_ffn_dim);
+}
+
+std::string WeightNames::shared_router(int layer_idx) const {
+  return Layer(layer_idx, table_.experts.shared_router) + ".weight";
 }
 
 }  // namespace kvlathe

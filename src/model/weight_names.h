@@ -27,6 +27,14 @@ struct Projection {
   std::vector<Run> runs;       // in the order wanted
   // The inputs that are wanted; none: all of them. The bias belongs to no input.
   std::optional<Range> inputs = std::nullopt;
+  // Of a tensor that holds the matrices of n_stacked experts one behind the other, and their biases
+  // likewise, that of number stacked_idx; 0: the tensor is the matrix.
+  int64_t n_stacked = 0;
+  int64_t stacked_idx = 0;
+  bool has_bare_name = false;  // the matrix is `tensor`, its bias tensor + "_bias"
+
+  std::string matrix_name() const { return has_bare_name ? tensor : tensor + ".weight"; }
+  std::string bias_name() const { return tensor + (has_bare_name ? "_bias" : ".bias"); }
 
   int64_t n_out() const;
   int64_t first_in() const { return inputs.has_value() ? inputs->begin : 0; }
@@ -80,9 +88,22 @@ class WeightNames {
   std::vector<Projection> mlp_in(int layer_idx) const;
   Projection mlp_out(int layer_idx) const;
 
+  // Of layers with experts (ModelConfig::has_experts).
+  Projection router(int layer_idx) const;  // [n_experts, hidden_dim]
+  std::string choice_bias(int layer_idx) const;
+  std::vector<Projection> expert_in(int layer_idx, int expert_idx) const;
+  Projection expert_out(int layer_idx, int expert_idx) const;
+  // The MLP that every token goes through besides, and the row whose product gates it.
+  std::vector<Projection> shared_in(int layer_idx) const;
+  Projection shared_out(int layer_idx) const;
+  std::string shared_router(int layer_idx) const;
+
  private:
   enum class Role { kQk, kValue };
   std::string Layer(int layer_idx, const char* suffix) const;
+  // A matrix of an expert, [n_out, n_in], by its name in ExpertTable.
+  Projection OfExpert(int layer_idx, int expert_idx, const char* name, int64_t n_out,
+                      int64_t n_in) const;
   // All output channels of a stored [n_out, n_in] matrix (GPT-2: [n_in, n_out]).
   Projection Whole(int layer_idx, const char* suffix, int64_t n_out, int64_t n_in) const;
   Projection FusedQkv(int layer_idx, Role role) const;

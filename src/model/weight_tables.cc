@@ -32,6 +32,121 @@ WeightTable LlamaTable(const ModelConfig& config) {
   return t;
 }
 
+// The first layer with experts; -1: there is none.
+int FirstExpertLayer(const ModelConfig& config) {
+  for (int l = 0; l < config.n_layers; ++l) {
+    if (config.has_experts(l)) return l;
+  }
+  return -1;
+}
+
+// Whether a model of transformers has a tensor in its first layer with experts.
+bool HasInLayers(const ModelConfig& config, const TensorSource& source, const char* name) {
+  return source.Has(fmt::format("model.layers.{}.{}", FirstExpertLayer(config), name));
+}
+
+// Experts one by one, or as transformers has them in memory.
+ExpertTable ExpertsOfLlama(const ModelConfig& config, const TensorSource& source) {
+  ExpertTable t;
+  t.choice_bias = "mlp.gate.e_score_correction_bias";
+  if (config.experts.has_value() && !config.experts->has_shared_gate) {
+    t.shared_gate = "mlp.shared_experts.gate_proj";
+    t.shared_up = "mlp.shared_experts.up_proj";
+    t.shared_down = "mlp.shared_experts.down_proj";
+  }
+  const bool is_apart = HasInLayers(config, source, "mlp.experts.0.down_proj.weight");
+  if (is_apart || !HasInLayers(config, source, "mlp.experts.gate_up_proj")) return t;
+  t.gate = "";
+  t.up = "mlp.experts.gate_up_proj";
+  t.down = "mlp.experts.down_proj";
+  t.has_bare_names = true;
+  return t;
+}
+
+WeightTable MixtralTable(const ModelConfig& config, const TensorSource& source) {
+  WeightTable t = LlamaTable(config);
+  t.experts = ExpertsOfLlama(config, source);
+  if (HasInLayers(config, source, "mlp.gate.weight") &&
+      !HasInLayers(config, source, "block_sparse_moe.gate.weight")) {
+    return t;
+  }
+  t.experts.router = "block_sparse_moe.gate";
+  t.experts.gate = "block_sparse_moe.experts.{}.w1";
+  t.experts.up = "block_sparse_moe.experts.{}.w3";
+  t.experts.down = "block_sparse_moe.experts.{}.w2";
+  return t;
+}
+
+WeightTable GraniteMoeTable(const ModelConfig& config) {
+  WeightTable t = LlamaTable(config);
+  t.experts.router = "block_sparse_moe.router.layer";
+  t.experts.gate = "";
+  t.experts.up = "block_sparse_moe.input_linear";
+  t.experts.down = "block_sparse_moe.output_linear";
+  t.experts.shared_gate = "";
+  t.experts.shared_up = "shared_mlp.input_linear";
+  t.experts.shared_down = "shared_mlp.output_linear";
+  return t;
+}
+
+WeightTable GptOssTable(const ModelConfig& config, const TensorSource& source) {
+  WeightTable t = LlamaTable(config);
+  t.experts.router = "mlp.router";
+  t.experts.gate = "";
+  t.experts.up = "mlp.experts.gate_up_proj";
+  t.experts.down = "mlp.experts.down_proj";
+  t.experts.takes_turns = true;
+  t.experts.has_bare_names = true;
+  // Blocks stand row by row.
+  const std::string first =
+      fmt::format("model.layers.{}.{}", FirstExpertLayer(config), t.experts.up);
+  t.experts.is_transposed = !source.BlocksOf(first).has_value();
+  return t;
+}
+
+WeightTable ErnieMoeTable(const ModelConfig& config, const TensorSource& source) {
+  WeightTable t = LlamaTable(config);
+  t.experts = ExpertsOfLlama(config, source);
+  t.experts.choice_bias = "mlp.moe_statics.e_score_correction_bias";
+  return t;
+}
+
+WeightTable BailingMoeTable(const ModelConfig& config, const TensorSource& source) {
+  WeightTable t = LlamaTable(config);
+  t.embedding = "word_embeddings";
+  t.qkv = "attention.query_key_value";
+  t.o = "attention.dense";
+  t.q_norm = "attention.query_layernorm";
+  t.k_norm = "attention.key_layernorm";
+  t.experts = ExpertsOfLlama(config, source);
+  t.experts.choice_bias = "mlp.gate.expert_bias";
+  return t;
+}
+
+ExpertTable ExpertsOfGguf(const ModelConfig& config, const TensorSource& source) {
+  const auto has = [&](const char* name) {
+    return source.Has(fmt::format("blk.{}.{}", FirstExpertLayer(config), name));
+  };
+  ExpertTable t = {.router = "ffn_gate_inp",
+                   .choice_bias = "exp_probs_b.bias",
+                   .gate = "ffn_gate_exps",
+                   .up = "ffn_up_exps",
+                   .down = "ffn_down_exps",
+                   .shared_gate = "ffn_gate_shexp",
+                   .shared_up = "ffn_up_shexp",
+                   .shared_down = "ffn_down_shexp",
+                   .shared_router = "ffn_gate_inp_shexp"};
+  if (has("ffn_gate_up_exps.weight")) {
+    t.gate = "";
+    t.up = "ffn_gate_up_exps";
+  } else if (has("ffn_gate.0.weight")) {  // files of before 2024-04
+    t.gate = "ffn_gate.{}";
+    t.up = "ffn_up.{}";
+    t.down = "ffn_down.{}";
+  }
+  return t;
+}
+
 WeightTable Phi3Table(const ModelConfig& config) {
   WeightTable t = LlamaTable(config);
   t.qkv = "self_attn.qkv_proj";
@@ -186,15 +301,29 @@ WeightTable GgufTable(const ModelConfig& config, const TensorSource& source) {
           .o = "attn_output",
           .gate = source.Has("blk.0.ffn_gate.weight") ? "ffn_gate" : "",
           .up = "ffn_up",
-          .down = "ffn_down"};
+          .down = "ffn_down",
+          .experts = ExpertsOfGguf(config, source)};
 }
 
 }  // namespace
 
 WeightTable TableOf(const ModelConfig& config, const TensorSource& source) {
   switch (config.layout) {
-    case WeightLayout::kLlama:
-      return LlamaTable(config);
+    case WeightLayout::kLlama: {
+      WeightTable t = LlamaTable(config);
+      if (config.experts.has_value()) t.experts = ExpertsOfLlama(config, source);
+      return t;
+    }
+    case WeightLayout::kMixtral:
+      return MixtralTable(config, source);
+    case WeightLayout::kGraniteMoe:
+      return GraniteMoeTable(config);
+    case WeightLayout::kGptOss:
+      return GptOssTable(config, source);
+    case WeightLayout::kErnieMoe:
+      return ErnieMoeTable(config, source);
+    case WeightLayout::kBailingMoe:
+      return BailingMoeTable(config, source);
     case WeightLayout::kPhi3:
       return Phi3Table(config);
     case WeightLayout::kGemma:

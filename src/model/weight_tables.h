@@ -7,6 +7,24 @@
 namespace kvlathe {
 
 // Names of one layout, without ".weight" and ".bias".
+// Tensors of the experts of a layer, without ".weight" and ".bias". Where a name has "{}", each
+// expert has a tensor, and its number stands there; else one tensor holds those of all experts, one
+// behind the other.
+struct ExpertTable {
+  const char* router = "mlp.gate";
+  const char* choice_bias = "";                   // the whole name
+  const char* gate = "mlp.experts.{}.gate_proj";  // empty: `up` holds both, gate first
+  const char* up = "mlp.experts.{}.up_proj";
+  const char* down = "mlp.experts.{}.down_proj";
+  bool takes_turns = false;     // gate and up row by row, gate first, in `up`
+  bool is_transposed = false;   // each is stored [n_in, n_out]
+  bool has_bare_names = false;  // no ".weight"; and "_bias" in place of ".bias"
+  const char* shared_gate = "mlp.shared_expert.gate_proj";  // as of gate
+  const char* shared_up = "mlp.shared_expert.up_proj";
+  const char* shared_down = "mlp.shared_expert.down_proj";
+  const char* shared_router = "mlp.shared_expert_gate";  // with has_shared_gate
+};
+
 struct WeightTable {
   // The rows of Q, K and V in one tensor.
   enum class Fused {
@@ -37,6 +55,7 @@ struct WeightTable {
   const char* up = "";
   const char* down = "";
   const char* xielu = "";  // before the names of the four numbers
+  ExpertTable experts;
   Fused fused = Fused::kQueriesKeysValues;
   bool is_transposed = false;  // matrices of layers are stored [n_in, n_out]
   float norm_offset = 0;       // what a norm multiplies by is what is stored plus this

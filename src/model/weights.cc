@@ -180,11 +180,6 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> bias, ReadBiases(qk));
     KVL_ASSIGN_OR_RETURN(layer.qk_bias, Upload(std::move(bias)));
   }
-  const std::vector<Projection> mlp_in = held_names_.mlp_in(layer_idx);
-  const Projection down = held_names_.mlp_out(layer_idx);
-  KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, types_, residents(), pool));
-  KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, types_, residents(), pool));
-  if (config_.mlp == MlpKind::kXielu) KVL_RETURN_IF_ERROR(LoadXielu(layer_idx));
   if (config_.has_sink_logits) {
     const int64_t first = shard_.kv_heads.begin * whole_.gqa_group();
     KVL_ASSIGN_OR_RETURN(
@@ -193,6 +188,16 @@ Status ModelWeights::LoadLayer(int layer_idx, ThreadPool* pool) {
     KVL_ASSIGN_OR_RETURN(layer.sink_logits, Upload({of_all.begin() + first,
                                                     of_all.begin() + first + config_.n_heads}));
   }
+  return config_.has_experts(layer_idx) ? LoadExperts(layer_idx, pool) : LoadMlp(layer_idx, pool);
+}
+
+Status ModelWeights::LoadMlp(int layer_idx, ThreadPool* pool) {
+  LayerWeights& layer = layers_[layer_idx];
+  const std::vector<Projection> mlp_in = held_names_.mlp_in(layer_idx);
+  const Projection down = held_names_.mlp_out(layer_idx);
+  KVL_ASSIGN_OR_RETURN(layer.mlp_in, reader_.Pack(mlp_in, types_, residents(), pool));
+  KVL_ASSIGN_OR_RETURN(layer.down, reader_.Pack({down}, types_, residents(), pool));
+  if (config_.mlp == MlpKind::kXielu) KVL_RETURN_IF_ERROR(LoadXielu(layer_idx));
   if (config_.biases.mlp) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> of_in, ReadBiases(mlp_in));
     KVL_ASSIGN_OR_RETURN(layer.mlp_in_bias, Upload(std::move(of_in)));

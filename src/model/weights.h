@@ -32,6 +32,16 @@ struct NormWeights {
   FloatTable bias;    // of the same size with NormKind::kLayer, else empty
 };
 
+// What a layer with experts has in place of an MLP.
+struct ExpertWeights {
+  Weight router;  // [n_experts, hidden_dim] F32, and a row more with has_shared_gate
+  FloatTable router_bias, choice_bias;  // [n_experts], or empty
+  // Of each expert as LayerWeights::mlp_in and down; the biases of all below each other.
+  std::vector<Weight> in, down;
+  FloatTable in_bias, down_bias;
+  Weight shared_in, shared_down;  // with shared_ffn_dim
+};
+
 struct LayerWeights {
   NormWeights attn_norm;
   NormWeights ffn_norm;  // empty with shared_norm
@@ -47,6 +57,7 @@ struct LayerWeights {
   XieluNumbers xielu;  // with MlpKind::kXielu
   Weight down;         // [hidden_dim, ffn_dim]
   FloatTable down_bias;
+  ExpertWeights experts;   // of a layer with experts, which has no mlp_in and down then
   FloatTable sink_logits;  // [n_heads], with has_sink_logits
   // With ModelConfig::dms, where no channel of queries decides which keys may leave: what does, in
   // F32.
@@ -157,6 +168,9 @@ class ModelWeights {
   StatusOr<Resident<TableId>> AddTable(const std::string& name, int64_t n_rows, Range wanted);
   Status LoadLayer(int layer_idx, ThreadPool* pool);
   Status LoadNorms(int layer_idx);
+  Status LoadMlp(int layer_idx, ThreadPool* pool);
+  Status LoadExperts(int layer_idx, ThreadPool* pool);
+  Status LoadRouter(int layer_idx, ThreadPool* pool);
   Status LoadDms(int layer_idx, ThreadPool* pool);
   // Of what a basis is folded into: dense where the matrix has blocks.
   WeightType FoldedType(const Projection& whole) const;

@@ -75,6 +75,7 @@ BasisOptions BasisOptionsOf(const Spec& spec, const ModelFacts& model) {
   options.has_frames = options.has_frames && model.rope_dim > 0;
   options.turning_pairs = TurningPairsOf(spec, model.rope_dim);
   options.joint_channels = JointChannels(spec, model);
+  options.has_value_offsets = !model.has_sink_logits;
   return options;
 }
 

@@ -16,6 +16,10 @@ struct ModelFacts {
   std::vector<int> windows;  // AttentionLayers::Windows: [n_layers], empty where no layer has one
   bool has_dmc = false;      // it was taught what to merge (Dynamic Memory Compression)
   int dms_window = 0;  // positions that always stay where it was taught what to drop (DMS); 0: not
+  // A sink logit takes its share of the probabilities of attention, which add up to less than 1.
+  bool has_sink_logits = false;
+  // Attention changes where all scores of a query get the same number (sink logits, caps).
+  bool scores_are_absolute = false;
   DType row_type = DType::kBf16;  // of the rows of keys and values
   // Among how many processes the KV heads of every layer are divided (DivideHeads), and into how
   // many stages the layers (DivideLayers).

@@ -60,6 +60,12 @@ Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
                  "the sliding window of {} positions gives them back; take another basis",
                  NarrowestWindow(model));
   }
+  if (model.scores_are_absolute && model.rope_dim == 0 && FactsOf(parts.keys).are_mapped) {
+    return Error(StatusCode::kUnimplemented,
+                 "the model has sink logits or a cap of scores and learned positions: its biases of "
+                 "keys take up what a basis takes off keys, and attention cannot give it back; take "
+                 "a spec without a basis");
+  }
   if (JoinsValues(parts.keys) && 2 * model.head_dim > kMaxRowRank) {
     return Error(StatusCode::kUnimplemented,
                  "maps=joint makes one row of a key and its value, of {} channels here, and rows "

@@ -83,7 +83,10 @@ bool CharBpe::CanCut(char32_t left, char32_t right) const {
 
 void CharBpe::AppendTokens(std::string_view piece, TokenizeScratch* scratch,
                            std::vector<int32_t>* ids) const {
-  if (spec_.ignore_merges) {
+  const bool may_be_whole =
+      spec_.ignore_merges ||
+      (spec_.whole_newlines && piece.find_first_not_of('\n') == std::string_view::npos);
+  if (may_be_whole) {
     if (const std::optional<int32_t> whole = vocabulary_->Find(piece)) {
       ids->push_back(*whole);
       return;

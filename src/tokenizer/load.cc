@@ -5,7 +5,7 @@
 #include "tokenizer/files/tokenizer_json.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 #include "tokenizer/loaders.h"
-#include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/splitting/named_pre_tokenizer.h"
 #include "tokenizer/text_tokenizer.h"
 
 namespace kvlathe {
@@ -88,6 +88,8 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadFromDirectory(const std::string& direct
   if (!prefers_vocab && FileExists(directory + "/tokenizer.json")) {
     return LoadTokenizerJson(directory, settings);
   }
+  const std::string tekken_path = directory + "/tekken.json";
+  if (!prefers_vocab && FileExists(tekken_path)) return LoadTekken(tekken_path, settings);
   const std::string model_path = directory + "/tokenizer.model";
   if (!prefers_vocab && FileExists(model_path)) {
     KVL_ASSIGN_OR_RETURN(const std::string contents, ReadTextFile(model_path));
@@ -97,10 +99,11 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadFromDirectory(const std::string& direct
     return LoadSentencePiece(model_path, contents, settings);
   }
   if (HasVocabAndMerges(directory)) return LoadVocabAndMerges(directory, settings, options.pre);
-  return Error(StatusCode::kNotFound,
-               "{}: no tokenizer; it needs tokenizer.json, tokenizer.model, or vocab.json and "
-               "merges.txt",
-               directory);
+  return Error(
+      StatusCode::kNotFound,
+      "{}: no tokenizer; it needs tokenizer.json, tekken.json, tokenizer.model, or vocab.json "
+      "and merges.txt",
+      directory);
 }
 
 }  // namespace
@@ -108,7 +111,8 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadFromDirectory(const std::string& direct
 StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& path,
                                                      const TokenizerOptions& options) {
   if (!options.pre.empty()) {
-    KVL_RETURN_IF_ERROR(NamedPreTokenizer(options.pre).status());
+    const Status known = FindPreTokenizer(options.pre).status();
+    if (!known.ok()) return Error(StatusCode::kInvalidArgument, "{}", MessageOf(known));
   }
   if (DirectoryExists(path)) return LoadFromDirectory(path, options);
   KVL_ASSIGN_OR_RETURN(const GgufFile file, OpenGgufModel(path));

@@ -15,6 +15,10 @@ namespace kvlathe {
 StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizerJson(const std::string& directory,
                                                        const ModelSettings& settings);
 
+// tekken.json of Mistral's models.
+StatusOr<std::unique_ptr<Tokenizer>> LoadTekken(const std::string& path,
+                                                const ModelSettings& settings);
+
 // vocab.json + merges.txt. `pre` names the pre-tokenizer; if empty, tokenizer_class or model_type
 // tells it.
 StatusOr<std::unique_ptr<Tokenizer>> LoadVocabAndMerges(const std::string& directory,

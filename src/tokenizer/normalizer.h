@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "tokenizer/splitting/regex.h"
 #include "tokenizer/text_growth.h"
 
 namespace kvlathe {
@@ -34,9 +35,29 @@ struct ReplaceStep {
   }
 };
 
+// Replaces every match of an expression.
+struct ReplaceMatchesStep {
+  Regex regex;
+  std::string content;
+};
+
+// Removes white space at the ends of a text.
+struct StripStep {
+  bool left = true;
+  bool right = true;
+};
+
+// What changes one character at a time.
+enum class CharacterStep {
+  kLowercase,     // what Unicode maps to one lower case letter, and U+0130 to i with its dot
+  kStripAccents,  // combining marks vanish
+  kNmt,           // control characters vanish, other white space becomes a space
+};
+
 class Normalizer {
  public:
-  using Step = std::variant<UnicodeForm, PrependStep, ReplaceStep>;
+  using Step = std::variant<UnicodeForm, PrependStep, ReplaceStep, ReplaceMatchesStep, StripStep,
+                            CharacterStep>;
   static constexpr size_t kMaxSteps = 32;
 
   // kUnimplemented beyond kMaxSteps, or where a text could become more than TextGrowth::kMaxFactor
@@ -44,8 +65,8 @@ class Normalizer {
   Status AddStep(Step step);
   bool empty() const { return steps_.empty(); }
 
-  // Ill-formed bytes pass unchanged.
-  std::string Apply(std::string_view text) const;
+  // Ill-formed bytes pass unchanged. An expression that gives up leaves the error in the scratch.
+  std::string Apply(std::string_view text, RegexScratch* scratch) const;
   // At least how many bytes Apply(text) has; 0 where the steps may drop any of them.
   int64_t MinBytes(std::string_view text) const;
 

@@ -56,12 +56,13 @@ TextTokenizer::TextTokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
   } else {
     model_ = std::make_unique<CharBpe>(std::move(parts_.bpe), &parts_.vocabulary);
   }
+  RegexScratch scratch;
   // Hugging Face ranks special tokens before others where two patterns are equal.
   for (const bool special : {true, false}) {
     for (const AddedToken& token : parts_.added_tokens) {
       if (token.special != special) continue;
       if (token.normalized) {
-        normalized_matcher_.Add(token, parts_.normalizer.Apply(token.content));
+        normalized_matcher_.Add(token, parts_.normalizer.Apply(token.content, &scratch));
       } else {
         raw_matcher_.Add(token, token.content);
       }
@@ -90,6 +91,7 @@ void TextTokenizer::BoundTokenBytes() {
   // What a normalizer writes may be such a byte, whatever the text has.
   const bool some_vanish = std::ranges::find(may_vanish_, true) != may_vanish_.end();
   if (some_vanish && !parts_.normalizer.empty()) return;
+  RegexScratch scratch;
   size_t longest = 4;  // an unknown character
   for (int id = 0; id < parts_.vocabulary.size(); ++id) {
     const std::string_view text = parts_.vocabulary.TextOf(id);
@@ -100,7 +102,7 @@ void TextTokenizer::BoundTokenBytes() {
   for (const AddedToken& token : parts_.added_tokens) {
     longest = std::max(longest, token.content.size());
     if (token.normalized) {
-      longest = std::max(longest, parts_.normalizer.Apply(token.content).size());
+      longest = std::max(longest, parts_.normalizer.Apply(token.content, &scratch).size());
     }
     strips_spaces_ |= token.lstrip || token.rstrip;
   }
@@ -116,8 +118,8 @@ int64_t TextTokenizer::MinTokens(std::string_view text) const {
   return std::max<int64_t>(n_bytes, 0) / max_token_bytes_;
 }
 
-std::vector<int32_t> TextTokenizer::TokenizeMarked(std::string_view text, bool add_bos,
-                                                   std::span<const TextRange> plain) const {
+StatusOr<std::vector<int32_t>> TextTokenizer::TryTokenizeMarked(
+    std::string_view text, bool add_bos, std::span<const TextRange> plain) const {
   std::vector<int32_t> ids;
   if (add_bos) ids = parts_.prefix_ids;
   ids.reserve(ids.size() + text.size() / 4);
@@ -130,6 +132,7 @@ std::vector<int32_t> TextTokenizer::TokenizeMarked(std::string_view text, bool a
                     scratch.get(), &ids);
     }
   });
+  KVL_RETURN_IF_ERROR(scratch.get()->regex.TakeFailure());
   return ids;
 }
 
@@ -139,7 +142,7 @@ void TextTokenizer::AppendSegment(std::string_view segment, bool is_text_start,
   std::string normalized;
   std::vector<TextRange> all;
   if (!parts_.normalizer.empty()) {
-    normalized = parts_.normalizer.Apply(segment);
+    normalized = parts_.normalizer.Apply(segment, &scratch->regex);
     // Ranges of the raw text say nothing of the normalised one, so that with any of them no special
     // token that is searched for here is one.
     if (!plain.empty()) all = {{0, normalized.size()}};
@@ -164,7 +167,9 @@ void TextTokenizer::AppendText(std::string_view text, bool is_text_start, Tokeni
   parts_.pre_tokenizer.Split(text, is_text_start, &scratch->regex, [&](std::string_view piece) {
     model_->AppendTokens(piece, scratch, ids);
   });
-  if (is_kept) scratch->texts.Remember(text, std::span(*ids).subspan(n_before));
+  // What an expression gave up on has no ids.
+  if (is_kept && !scratch->regex.failed())
+    scratch->texts.Remember(text, std::span(*ids).subspan(n_before));
 }
 
 std::string TextTokenizer::TokenBytes(int32_t id, bool keep_special) const {

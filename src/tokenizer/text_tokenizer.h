@@ -10,7 +10,7 @@
 
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/normalizer.h"
-#include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/splitting/pre_tokenizer.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/vocabulary.h"
 #include "tokenizer/word_model.h"
@@ -43,8 +43,8 @@ class TextTokenizer : public Tokenizer {
  public:
   explicit TextTokenizer(TokenizerParts parts);
 
-  std::vector<int32_t> TokenizeMarked(std::string_view text, bool add_bos,
-                                      std::span<const TextRange> plain) const override;
+  StatusOr<std::vector<int32_t>> TryTokenizeMarked(std::string_view text, bool add_bos,
+                                                   std::span<const TextRange> plain) const override;
   std::string TokenBytes(int32_t id, bool keep_special) const override;
   std::string Detokenize(std::span<const int32_t> ids, bool keep_special) const override;
   int64_t MinTokens(std::string_view text) const override;

@@ -5,6 +5,7 @@
 #include "io/files.h"
 #include "tokenizer/files/bpe_files.h"
 #include "tokenizer/loaders.h"
+#include "tokenizer/splitting/named_pre_tokenizer.h"
 #include "tokenizer/text_tokenizer.h"
 
 namespace kvlathe {
@@ -24,7 +25,7 @@ StatusOr<std::string> PreTokenizerName(const std::string& directory, const Model
   }
   return Error(StatusCode::kUnimplemented,
                "{}: tokenizer_class \"{}\" and model_type \"{}\" do not tell the pre-tokenizer of "
-               "vocab.json; name one of gpt2, llama3, qwen2 and falcon",
+               "vocab.json; name it (gpt2, llama3, qwen2, falcon, ...)",
                directory, tokenizer_class, model_type);
 }
 
@@ -41,14 +42,15 @@ void AddEndOfText(TokenizerParts* parts) {
       {.id = *id, .content = std::string(kEndOfText), .normalized = false, .special = true});
 }
 
-void ResolveSpecials(const ModelSettings& settings, const std::string& pre, TokenizerParts* parts) {
+void ResolveSpecials(const ModelSettings& settings, const std::string& pre, bool adds_bos,
+                     TokenizerParts* parts) {
   const auto end_of_text = parts->vocabulary.Find(kEndOfText);
   parts->bos_id = ResolveBos(settings, parts->vocabulary);
   if (!parts->bos_id && !settings.has_no_bos && pre == "gpt2") parts->bos_id = end_of_text;
   parts->eos_id = ResolveEos(settings, parts->vocabulary);
   if (!parts->eos_id && !settings.has_no_eos) parts->eos_id = end_of_text;
-  const bool adds_bos = settings.add_bos_token.value_or(pre == "llama3");
-  if (adds_bos && parts->bos_id) parts->prefix_ids = {*parts->bos_id};
+  if (settings.add_bos_token.value_or(adds_bos) && parts->bos_id)
+    parts->prefix_ids = {*parts->bos_id};
 }
 
 }  // namespace
@@ -59,9 +61,16 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadVocabAndMerges(const std::string& direc
   KVL_ASSIGN_OR_RETURN(const std::string pre, PreTokenizerName(directory, settings, pre_option));
   TokenizerParts parts;
   parts.byte_level = parts.decoder.byte_level = true;
-  KVL_ASSIGN_OR_RETURN(parts.pre_tokenizer, NamedPreTokenizer(pre));
-  parts.bpe.ignore_merges = pre == "llama3";
-  if (pre == "qwen2") KVL_RETURN_IF_ERROR(parts.normalizer.AddStep(UnicodeForm::kNfc));
+  KVL_ASSIGN_OR_RETURN(NamedPreTokenizer named, FindPreTokenizer(pre));
+  if (!named.byte_level) {
+    return Error(StatusCode::kUnimplemented,
+                 "{}: the pre-tokenizer \"{}\" is for tokens that are characters, not for "
+                 "vocab.json",
+                 directory, pre);
+  }
+  parts.pre_tokenizer = std::move(named.pre_tokenizer);
+  parts.normalizer = std::move(named.normalizer);
+  parts.bpe.ignore_merges = named.ignore_merges;
 
   const std::string vocab_path = directory + "/vocab.json";
   KVL_ASSIGN_OR_RETURN(const nlohmann::json vocab, ReadJsonFile(vocab_path));
@@ -75,7 +84,7 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadVocabAndMerges(const std::string& direc
       InFile(directory + "/tokenizer_config.json",
              MergeAddedTokens(settings.added_tokens, &parts.vocabulary, &parts.added_tokens)));
   AddEndOfText(&parts);
-  ResolveSpecials(settings, pre, &parts);
+  ResolveSpecials(settings, pre, named.adds_bos, &parts);
   return std::make_unique<TextTokenizer>(std::move(parts));
 }
 

@@ -13,7 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "tokenizer/merges.h"
-#include "tokenizer/regex.h"
+#include "tokenizer/splitting/regex.h"
 #include "tokenizer/vocabulary.h"
 #include "tokenizer/word_memo.h"
 
@@ -56,6 +56,7 @@ class ScratchPool {
 struct BpeSpec {
   MergeTable merges;
   bool ignore_merges = false;     // a piece that is a token is that token, whatever the merges say
+  bool whole_newlines = false;    // the same for pieces of newlines alone
   bool byte_fallback = false;     // characters without a token become their bytes' <0xNN> tokens
   bool fuse_unk = false;          // unknown characters in a row are one unknown token
   std::optional<int32_t> unk_id;  // without it, unknown text has no tokens

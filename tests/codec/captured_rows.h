@@ -22,6 +22,7 @@ namespace kvlathe::testing {
 struct CapturedText {
   int n_tokens = 0;
   std::vector<std::vector<float>> q, q_pre, k, k_pre, v, outputs;  // [n_layers]
+  std::vector<std::vector<float>> sink_logits;  // [n_layers] of the model; empty: it has none
 };
 
 class RowCapture : public QkvObserver {
@@ -70,15 +71,17 @@ inline Status AttendTo(const CapturedText& text, int begin, int end, bool are_tu
     to.resize(to.size() + (end - begin) * q);
     const CodecStep step = {sequence, end - begin};
     std::vector<Status> failures;
-    KVL_RETURN_IF_ERROR(codec->Run({&step, 1},
-                                   {.layer_idx = l,
-                                    .q = (are_turned ? text.q : text.q_pre)[l].data() + begin * q,
-                                    .k = (are_turned ? text.k : text.k_pre)[l].data() + begin * k,
-                                    .v = text.v[l].data() + begin * k,
-                                    .are_turned = are_turned,
-                                    .scale = {},
-                                    .out = to.data() + to.size() - (end - begin) * q},
-                                   &failures));
+    KVL_RETURN_IF_ERROR(
+        codec->Run({&step, 1},
+                   {.layer_idx = l,
+                    .q = (are_turned ? text.q : text.q_pre)[l].data() + begin * q,
+                    .k = (are_turned ? text.k : text.k_pre)[l].data() + begin * k,
+                    .v = text.v[l].data() + begin * k,
+                    .are_turned = are_turned,
+                    .scale = {},
+                    .sink_logits = text.sink_logits.empty() ? nullptr : text.sink_logits[l].data(),
+                    .out = to.data() + to.size() - (end - begin) * q},
+                   &failures));
     KVL_RETURN_IF_ERROR(failures.front());
   }
   return OkStatus();

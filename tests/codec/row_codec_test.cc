@@ -24,6 +24,17 @@ using testing::RandomModelShape;
 constexpr int kTokens = 300, kPrompt = 220;
 constexpr double kRounding = 2e-5;
 
+// With biases of this deviation; 0: without.
+RandomModelShape WithSinkLogits(double bias_deviation) {
+  RandomModelShape shape = {.model_type = "gpt_oss", .head_dim = 32};
+  shape.attention_bias = bias_deviation > 0;
+  shape.bias_deviation = bias_deviation;
+  shape.features.n_experts = 4;
+  shape.features.n_used_experts = 2;
+  shape.features.expert_ffn = 32;
+  return shape;
+}
+
 class RowCodecTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -56,7 +67,12 @@ class RowCodecTest : public ::testing::Test {
       begin += n;
     }
     *n_bytes = cache.bytes().total();
-    return capture.text();
+    CapturedText text = capture.text();
+    for (int l = 0; (*model)->config().has_sink_logits && l < (*model)->config().n_layers; ++l) {
+      const auto& logits = loaded_.weights->layer(l).sink_logits.values();
+      text.sink_logits.emplace_back(logits.begin(), logits.end());
+    }
+    return text;
   }
 
   std::unique_ptr<RowCodec> MakeCodec(const std::string& spec, DType row_type = DType::kF32) {
@@ -87,6 +103,8 @@ class RowCodecTest : public ::testing::Test {
     outcome.n_bytes = sequence->bytes().total();
     return outcome;
   }
+
+  void TakesMeanBiasesOffKeys(const RandomModelShape& shape);
 
   std::vector<std::vector<float>> KeyBiases() {
     const ModelConfig& c = loaded_.model->config();
@@ -131,7 +149,8 @@ TEST_F(RowCodecTest, ComputesWhatTheModelDoes) {
        {RandomModelShape{.n_heads = 4, .n_kv_heads = 2, .head_dim = 32},
         RandomModelShape{
             .model_type = "mistral", .n_heads = 4, .n_kv_heads = 4, .head_dim = 32, .window = 100},
-        RandomModelShape{.model_type = "gpt2", .n_heads = 4, .n_kv_heads = 4, .head_dim = 32}}) {
+        RandomModelShape{.model_type = "gpt2", .n_heads = 4, .n_kv_heads = 4, .head_dim = 32},
+        WithSinkLogits(0)}) {
     SCOPED_TRACE(shape.model_type);
     Load(shape);
     for (const char* spec :
@@ -256,9 +275,9 @@ TEST_F(RowCodecTest, ReadsBackWhatAttentionReads) {
 
 // Where it is told the biases of keys it stores what the model stores, and gives keys back with
 // them.
-TEST_F(RowCodecTest, TakesMeanBiasesOffKeysAsTheModelDoes) {
-  Load(
-      {.model_type = "qwen2", .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .bias_deviation = 50});
+void RowCodecTest::TakesMeanBiasesOffKeys(const RandomModelShape& shape) {
+  SCOPED_TRACE(shape.model_type);
+  Load(shape);
   const ModelConfig& c = loaded_.model->config();
   for (const char* spec : {"kivi(bits=4)", "token(bits=4,group=16)", "int8", "mxfp4"}) {
     SCOPED_TRACE(spec);
@@ -303,6 +322,15 @@ TEST_F(RowCodecTest, TakesMeanBiasesOffKeysAsTheModelDoes) {
     EXPECT_EQ(untold->Load(std::as_bytes(std::span(*bytes))).status().code(),
               StatusCode::kDataLoss);
   }
+}
+
+TEST_F(RowCodecTest, TakesMeanBiasesOffKeysAsTheModelDoes) {
+  TakesMeanBiasesOffKeys(
+      {.model_type = "qwen2", .n_heads = 4, .n_kv_heads = 2, .head_dim = 32, .bias_deviation = 50});
+}
+
+TEST_F(RowCodecTest, TakesMeanBiasesOffKeysBesideSinkLogits) {
+  TakesMeanBiasesOffKeys(WithSinkLogits(50));
 }
 
 TEST_F(RowCodecTest, StoresWithoutQueriesWhatItStoresWithThem) {

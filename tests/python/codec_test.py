@@ -36,7 +36,15 @@ def rows(seed: int = 0, n: int = N, shape: Shape = SHAPE) -> tuple[np.ndarray, n
     return of(shape.n_heads), of(shape.n_kv_heads), of(shape.n_kv_heads)
 
 
-def literal(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None = None, window: int = 0) -> np.ndarray:
+def literal(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float | None = None,
+    window: int = 0,
+    cap: float = 0,
+    sink_logits: np.ndarray | None = None,
+) -> np.ndarray:
     """Causal attention in float64; the queries are of the last positions."""
     n, n_heads, d = q.shape
     group = n_heads // k.shape[1]
@@ -46,9 +54,15 @@ def literal(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None = N
     hidden = (back < 0) | ((back >= window) if window else False)
     for h in range(n_heads):
         score = q[:, h].astype(float) @ k[:, h // group].astype(float).T * (scale or 1 / math.sqrt(d))
+        if cap:
+            score = cap * np.tanh(score / cap)
         score[hidden] = -np.inf
-        weight = np.exp(score - score.max(axis=1, keepdims=True))
-        out[:, h] = weight / weight.sum(axis=1, keepdims=True) @ v[:, h // group].astype(float)
+        top = score.max(axis=1, keepdims=True)
+        weight = np.exp(score - top)
+        total = weight.sum(axis=1, keepdims=True)
+        if sink_logits is not None:
+            total += np.exp(sink_logits[h] - top)
+        out[:, h] = weight / total @ v[:, h // group].astype(float)
     return out
 
 
@@ -88,6 +102,25 @@ class CodecTest(unittest.TestCase):
         np.testing.assert_allclose(got[1], literal(q[1], k[1], v[1], 0.1, 50), atol=2e-6)
         before = feed(Codec(SHAPE, n_threads=1).sequence(), q, k, v, rotated=False)
         np.testing.assert_allclose(before[0], literal(turned(q[0]), turned(k[0]), v[0]), atol=2e-5)
+
+    def test_caps_and_sink_logits(self):
+        q, k, v = rows()
+        sinks = np.array([0.5, -1.0, 2.0, 3.0], np.float32)
+        sizes = dict(n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, max_positions=512, rope_theta=10000.0)
+        for cap, logits in ((1.5, None), (0.0, sinks), (1.5, sinks)):
+            with self.subTest(cap=cap, logits=logits):
+                shape = Shape(**sizes, score_cap=cap, sink_logits=logits is not None)
+                self.assertEqual((shape.score_cap, shape.sink_logits), (cap, logits is not None))
+                sequence = Codec(shape, n_threads=1).sequence()
+                got = feed(sequence, q, k, v, sink_logits=logits)
+                for l in range(SHAPE.n_layers):
+                    np.testing.assert_allclose(got[l], literal(q[l], k[l], v[l], cap=cap, sink_logits=logits), atol=4e-6)
+        with self.assertRaisesRegex(ValueError, "shape has sink logits"):
+            feed(Codec(Shape(**sizes, sink_logits=True), n_threads=1).sequence(), q, k, v)
+        with self.assertRaisesRegex(ValueError, "the shape has none"):
+            feed(Codec(SHAPE, n_threads=1).sequence(), q, k, v, sink_logits=sinks)
+        with self.assertRaisesRegex(ValueError, "score_cap"):
+            Shape(**sizes, score_cap=-1.0)
 
     def test_bytes_are_those_that_the_spec_promises(self):
         q, k, v = rows()

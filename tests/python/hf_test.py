@@ -421,8 +421,9 @@ class Refusals(unittest.TestCase):
         )
 
     def test_models_that_attend_otherwise(self):
-        config = transformers.Gemma2Config(num_hidden_layers=2, attn_logit_softcapping=50.0)
-        self.refuses(UnsupportedError, "softcapping", lambda: kvlathe.hf.LatheCache(config, "none"))
+        config = transformers.LlamaConfig(num_hidden_layers=2)
+        config.use_bidirectional_attention = True
+        self.refuses(UnsupportedError, "both directions", lambda: kvlathe.hf.LatheCache(config, "none"))
         self.refuses(TypeError, "a model of transformers", lambda: kvlathe.hf.LatheCache("llama", "none"))
         self.refuses(kvlathe.KvlatheError, "kivvi", lambda: cache_of("llama", "kivvi(bits=4)"))
 

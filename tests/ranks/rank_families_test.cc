@@ -144,6 +144,25 @@ TEST_P(RankFamilies, ComputeWhatOneMachineDoes) {
 INSTANTIATE_TEST_SUITE_P(Shapes, RankFamilies, ::testing::ValuesIn(DividedShapes()),
                          [](const auto& test) { return std::string(test.param.name); });
 
+// Golden models, on as many ranks of both kinds as they have KV heads and layers for.
+class RankGoldenModels : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(RankGoldenModels, ComputeWhatOneMachineDoes) {
+  const std::string golden = KVLATHE_SOURCE_DIR "/tests/golden/";
+  for (const std::string& path : {golden + GetParam(), golden + "gguf/" + GetParam() + ".gguf"}) {
+    SCOPED_TRACE(path);
+    const SharedModel model = testing::OfFile(path);
+    ComputedWhole whole(model);
+    whole.ExpectSameOn({model.config.n_kv_heads > 1 ? 2 : 1, model.config.n_layers > 1 ? 2 : 1});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(NormFamilies, RankGoldenModels,
+                         ::testing::Values("starcoder2", "gpt_neox", "phi", "nemotron", "seed_oss",
+                                           "hunyuan_v1_dense", "ernie4_5", "internlm2", "arcee",
+                                           "apertus"),
+                         [](const auto& test) { return std::string(test.param); });
+
 // Rows of GGUF files lie otherwise: permuted, transposed, regrouped.
 class RankGgufFiles : public ::testing::TestWithParam<const char*> {};
 

@@ -86,7 +86,7 @@ StatusOr<std::vector<int32_t>> Conversation::Tokenize(std::span<const ChatMessag
   KVL_ASSIGN_OR_RETURN(const MarkedText prompt, Render(messages));
   std::span<const TextRange> plain = prompt.inputs;
   if (options_.reads_control_tokens) plain = {};
-  return workspace_.tokenizer().TokenizeMarked(prompt.text, options_.adds_bos, plain);
+  return workspace_.tokenizer().TryTokenizeMarked(prompt.text, options_.adds_bos, plain);
 }
 
 // An answer is shown without the space of DropAddedSpace, but templates differ in whether they

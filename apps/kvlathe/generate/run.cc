@@ -130,11 +130,12 @@ StatusOr<Request> MakeRequest(const RunVerbOptions& options, const Workspace& wo
   }
   Request request;
   if (options.load_session.empty()) {
-    request.prompt = workspace.tokenizer().Tokenize(prompt, /*add_bos=*/true);
+    KVL_ASSIGN_OR_RETURN(request.prompt,
+                         workspace.tokenizer().TryTokenize(prompt, /*add_bos=*/true));
     KVL_ASSIGN_OR_RETURN(const SamplingParams of_model, DefaultSampling(workspace.options().model));
     KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.CheckedOver(of_model));
   } else {
-    request.prompt = TokenizeFollowing(workspace.tokenizer(), prompt);
+    KVL_ASSIGN_OR_RETURN(request.prompt, TokenizeFollowing(workspace.tokenizer(), prompt));
     KVL_ASSIGN_OR_RETURN(request.sampling, options.generation.CheckedOver(session.sampling));
   }
   request.rate = options.rate;

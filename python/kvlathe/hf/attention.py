@@ -21,9 +21,6 @@ _MARK = "_kvlathe_layer"
 
 # What an attention function may be given that changes scores in ways that the codec does not have.
 _CHANGES_OF_SCORES = {
-    "softcap": "a softcap of scores",
-    "s_aux": "sinks beside the keys",
-    "sinks": "sinks beside the keys",
     "position_bias": "biases by position",
     "head_mask": "a mask of heads",
 }
@@ -40,6 +37,8 @@ class LayerOfCache(Protocol):
         mask: torch.Tensor | None,
         scale: float | None,
         positions: torch.Tensor | None,
+        softcap: float | None,
+        sink_logits: torch.Tensor | None,
     ) -> torch.Tensor: ...
 
 
@@ -74,6 +73,12 @@ def step_mask(
     return attention_mask
 
 
+def sink_logits_of(kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """What a model gives its attention function as learned logits beside the keys, [heads]."""
+    given = kwargs.get("s_aux")
+    return kwargs.get("sinks") if given is None else given
+
+
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -101,7 +106,9 @@ def attention(
         raise UnsupportedError("kvlathe's attention has no dropout; call model.eval() before it generates")
     if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
         raise UnsupportedError(f"{type(module).__name__} is not causal; a LatheCache attends causally only")
-    output = layer.attend(query, key, value, attention_mask, scaling, kwargs.get("position_ids"))
+    softcap, sink_logits = kwargs.get("softcap"), sink_logits_of(kwargs)
+    positions = kwargs.get("position_ids")
+    output = layer.attend(query, key, value, attention_mask, scaling, positions, softcap, sink_logits)
     return output, None
 
 

@@ -25,8 +25,6 @@ def check_attention_of(config: PreTrainedConfig) -> None:
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"'{kind}' has an encoder; a LatheCache is for models that only decode")
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        raise UnsupportedError(f"'{kind}' caps scores (attn_logit_softcapping), which kvlathe's attention does not have")
     if getattr(config, "num_kv_shared_layers", 0):
         raise UnsupportedError(f"'{kind}' shares keys between layers (num_kv_shared_layers), which a LatheCache does not")
     if getattr(config, "use_bidirectional_attention", False):
@@ -94,8 +92,12 @@ class LatheLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         mask: torch.Tensor | None,
         scale: float | None,
         positions: torch.Tensor | None,
+        softcap: float | None,
+        sink_logits: torch.Tensor | None,
     ) -> torch.Tensor:
-        return self._cache.attend(self._index, query, key, value, mask, scale, positions)
+        return self._cache.attend(
+            self._index, query, key, value, mask, scale, positions, softcap=softcap, sink_logits=sink_logits
+        )
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._cache.get_seq_length() + query_length, 0
@@ -268,12 +270,16 @@ class LatheCache(Cache):  # type: ignore[misc, unused-ignore]
         mask: torch.Tensor | None,
         scale: float | None,
         positions: torch.Tensor | None,
+        *,
+        softcap: float | None = None,
+        sink_logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Appends the rows of a layer and attends to all that it holds: what `attention` calls.
 
         query [batch, heads, tokens, dim], key and value with KV heads; returns [batch, tokens, heads, dim],
-        zeros where tokens are padding.
+        zeros where tokens are padding. softcap: of scores, which must be that of the model's config.
         """
+        self._check_scores(softcap, sink_logits)
         if layer != self._next_layer:
             raise FailedPreconditionError(
                 f"layer {layer} comes where layer {self._next_layer} is due: a forward of the model was left unfinished, "
@@ -292,6 +298,7 @@ class LatheCache(Cache):  # type: ignore[misc, unused-ignore]
             n_new=[n for n in step.n_new if n > 0],
             scale=scale,
             rotated=True,
+            sink_logits=None if sink_logits is None else sink_logits.detach().to("cpu", torch.float32).numpy(),
         )
         output = torch.from_numpy(rows).to(query.device, query.dtype)
         self._end_layer(layer, n_tokens)
@@ -300,6 +307,17 @@ class LatheCache(Cache):  # type: ignore[misc, unused-ignore]
         padded = output.new_zeros(batch, n_tokens, n_heads, dim)
         padded[step.real.to(query.device)] = output
         return padded
+
+    def _check_scores(self, softcap: float | None, sink_logits: torch.Tensor | None) -> None:
+        """Throws where the model asks for other scores than its config says."""
+        shape = self.codec.shape
+        if (softcap or 0.0) != shape.score_cap:
+            raise UnsupportedError(
+                f"the model asks for a softcap of {softcap} for scores, and its config says {shape.score_cap or None}"
+            )
+        if (sink_logits is not None) != shape.sink_logits:
+            has = "has no" if sink_logits is not None else "has"
+            raise UnsupportedError(f"the model's config {has} sinks beside the keys, and its attention differs")
 
     def _begin_step(
         self, batch: int, n_tokens: int, mask: torch.Tensor | None, positions: torch.Tensor | None

@@ -15,6 +15,7 @@ from transformers.masking_utils import sdpa_mask
 
 from kvlathe.codec import Calibrator
 from kvlathe.errors import FailedPreconditionError
+from kvlathe.hf.attention import sink_logits_of
 from kvlathe.hf.switching import attention_configs, attention_set
 
 _ATTENTION = "kvlathe_calibration"
@@ -49,24 +50,30 @@ def _rows(states: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
     return rows
 
 
-def _attention_with_gradients(
+def _attention_in_float(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     mask: torch.Tensor | None,
     scale: float,
+    softcap: float | None,
+    sink_logits: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of one sequence in float32, whose way back shows gradients to keys and values."""
-    calibrator = _running.captures[-1].calibrator
+    """Attention of one sequence in float32, whose way back shows gradients to keys and values if they are wanted."""
+    capture = _running.captures[-1]
+    query, key, value = states
     n_kv_heads, n_tokens = key.shape[1], key.shape[2]
     group = query.shape[1] // n_kv_heads
-    q, k, v = (states.float() for states in (query, key, value))
+    q, k, v = (rows.float() for rows in states)
     places = torch.arange(n_tokens, device=key.device)
     behind = places[:, None] - places[None, :]
     allowed = behind >= 0 if mask is None else mask
-    scores = (q @ k.repeat_interleave(group, 1).transpose(-1, -2) * scale).masked_fill(~allowed, -torch.inf)
-    weights = scores.softmax(-1)
+    scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * scale
+    capped = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    logits = capped.masked_fill(~allowed, -torch.inf)
+    if sink_logits is not None:
+        of_sinks = sink_logits.float().view(1, -1, 1, 1).expand(*logits.shape[:-1], 1)
+        logits = torch.cat([logits, of_sinks], -1)
+    weights = logits.softmax(-1)[..., :n_tokens]
     output = weights @ v.repeat_interleave(group, 1)
 
     def to_rows(of_pairs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -83,10 +90,11 @@ def _attention_with_gradients(
     def on_scores(gradient: torch.Tensor) -> None:
         to_keys = [to_rows(gradient * pairs, q.detach()) * scale for pairs in (far, torch.ones_like(far))]
         (far_k, far_v), (all_k, all_v) = (tuple(map(_rows, pair)) for pair in zip(to_keys, to_values))
-        calibrator.add_gradients(module.layer_idx, (_rows(key), _rows(value)), (far_k, far_v), (all_k, all_v))
+        capture.calibrator.add_gradients(module.layer_idx, (_rows(key), _rows(value)), (far_k, far_v), (all_k, all_v))
 
-    output.register_hook(on_output)
-    scores.register_hook(on_scores)
+    if capture.gradients:
+        output.register_hook(on_output)
+        scores.register_hook(on_scores)
     return output.transpose(1, 2).to(query.dtype)
 
 
@@ -106,9 +114,12 @@ def _captured_attention(
     capture.calibrator.add(
         module.layer_idx, *map(_rows, (query, key, value)), rotated=True, first_position=0, held_back=capture.held_back
     )
-    if capture.gradients:
+    softcap, sink_logits = kwargs.get("softcap"), sink_logits_of(kwargs)
+    # PyTorch's own attention has neither.
+    if capture.gradients or softcap is not None or sink_logits is not None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return _attention_with_gradients(module, query, key, value, attention_mask, scale), None
+        states = (query, key, value)
+        return _attention_in_float(module, states, attention_mask, scale, softcap, sink_logits), None
     output: torch.Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)[0]
     return output, None
 

@@ -27,6 +27,9 @@ struct BasisOptions {
   bool counts_all_queries = false;
   bool joins_values = false;  // lathe: keys and values have one map (MappedKeys)
   bool is_whitened = true;    // palu, fdc: weights count by the Gram matrix of their inputs
+  // Values may lose their mean or bias. It is added to outputs as it is, which is right where the
+  // probabilities of attention add up to 1.
+  bool has_value_offsets = true;
   // spectral: is_centred holds only for models whose keys or values have biases.
   bool centres_biases_alone = false;
   bool shares_heads = false;  // spectral: the KV heads of a layer have one rotation

@@ -69,7 +69,7 @@ StatusOr<RowStatistics> RowsOf(const JointMoments& moments, const StatisticsShap
 // Rows of keys and values side by side, of a head of the cache that joins so many channels of keys.
 // F gets its ridge by side: gradients of keys and of values are in units of their own.
 StatusOr<RowStatistics> KeyValueRowsOf(const CalibrationStatistics& s, int64_t head_idx, int side,
-                                       bool is_centred) {
+                                       const BasisOptions& options) {
   const JointMoments& moments = s.key_values;
   const int64_t dim = 2 * int64_t{side}, square = dim * dim;
   const auto part_of = [&](const std::vector<float>& all, int64_t n) {
@@ -81,7 +81,10 @@ StatusOr<RowStatistics> KeyValueRowsOf(const CalibrationStatistics& s, int64_t h
   };
   RowStatistics rows;
   const std::span<const float> mean = part_of(moments.weighed_mean, dim);
-  if (is_centred) rows.offset.assign(mean.begin(), mean.end());
+  if (options.is_centred) {
+    rows.offset.assign(mean.begin(), mean.end());
+    if (!options.has_value_offsets) std::fill(rows.offset.begin() + side, rows.offset.end(), 0.0f);
+  }
   const JointRows about_offset = {
       MomentsAbout(rows.offset, mean, square_of(moments.weighed_covariance)),
       MomentsAbout(rows.offset, part_of(moments.mean, dim), square_of(moments.covariance))};
@@ -160,7 +163,7 @@ Status AnalyseJoinedHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* an
   const CalibrationStatistics& s = *inputs.statistics;
   const int side = analysis->shape.head_dim, dim = 2 * side;
   KVL_ASSIGN_OR_RETURN(const RowStatistics rows,
-                       KeyValueRowsOf(s, h, side, inputs.options.is_centred));
+                       KeyValueRowsOf(s, h, side, inputs.options));
   KVL_RETURN_IF_ERROR(
       CheckFinite(analysis->shape, h, {WeightedSum(1, rows.gram, 1, rows.fisher), {}}));
   const OptimalPair pair = DecomposePair(rows.fisher, rows.gram, dim);
@@ -177,7 +180,9 @@ Status AnalyseJoinedHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* an
   head.key_deviations = head.value_deviations = DeviationsOf(rows, pair.right, dim);
   if (inputs.options.is_centred) {
     head.key_offset.assign(rows.offset.begin(), rows.offset.begin() + side);
-    head.value_offset.assign(rows.offset.begin() + side, rows.offset.end());
+    if (inputs.options.has_value_offsets) {
+      head.value_offset.assign(rows.offset.begin() + side, rows.offset.end());
+    }
   }
   if (inputs.options.turning_pairs > 0) {
     const int64_t first = h * side;  // heads lie side by side in layers, and these one by one
@@ -197,11 +202,11 @@ Status AnalyseHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis
                                   static_cast<int>(h % shape.n_kv_heads) * d, d};
   const bool is_latent = inputs.options.keys_before_rope;
   const JointStatistics& joint = inputs.options.counts_all_queries ? s.through_all : s.joint;
-  const auto rows_of = [&](const JointMoments& moments) {
-    return RowsOf(moments, s.shape, channels, inputs.options.is_centred);
+  const auto rows_of = [&](const JointMoments& moments, bool may_lose) {
+    return RowsOf(moments, s.shape, channels, inputs.options.is_centred && may_lose);
   };
-  KVL_ASSIGN_OR_RETURN(RowStatistics keys, rows_of(joint.keys(KeyRowsOf(inputs.options))));
-  KVL_ASSIGN_OR_RETURN(RowStatistics values, rows_of(joint.v));
+  KVL_ASSIGN_OR_RETURN(RowStatistics keys, rows_of(joint.keys(KeyRowsOf(inputs.options)), true));
+  KVL_ASSIGN_OR_RETURN(RowStatistics values, rows_of(joint.v, inputs.options.has_value_offsets));
   KVL_RETURN_IF_ERROR(CheckFinite(
       shape, h,
       {WeightedSum(1, keys.gram, 1, keys.fisher), WeightedSum(1, values.gram, 1, values.fisher)}));

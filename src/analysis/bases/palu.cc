@@ -37,6 +37,12 @@ std::vector<double> CovarianceOfGroup(const HeadMoments& moments,
   return covariance;
 }
 
+// Adds row^T row.
+void AddSquareOf(const std::vector<float>& row, std::vector<double>* gram) {
+  const size_t n = row.size();
+  for (size_t i = 0; i < n * n; ++i) (*gram)[i] += double{row[i / n]} * row[i % n];
+}
+
 struct Factors {
   std::vector<float> there;  // U S^-1/2 [dim, dim]
   std::vector<float> back;   // S^1/2 U^T
@@ -110,9 +116,16 @@ StatusOr<BasisAnalysis> AnalysePalu(const BasisInputs& inputs) {
       return MomentsAbout(bias, {moments.mean.data() + i * dim, static_cast<size_t>(dim)},
                           CovarianceOfGroup(moments, across_heads, i, shape, dim));
     };
+    std::vector<double> value_gram;
+    if (!is_whitened) value_gram = inputs.value_grams[i];
+    if (!inputs.options.has_value_offsets) {
+      // The bias is a part of values then: what the weights make of inputs of unit variance, and it.
+      if (!is_whitened && !value_bias.empty()) AddSquareOf(value_bias, &value_gram);
+      value_bias.clear();
+    }
     const PairGrams grams = {
         is_whitened ? gram_of(s.k_pre, s.k_pre_across_heads, key_bias) : inputs.key_grams[i],
-        is_whitened ? gram_of(s.v, s.v_across_heads, value_bias) : inputs.value_grams[i]};
+        is_whitened ? gram_of(s.v, s.v_across_heads, value_bias) : std::move(value_gram)};
     KVL_RETURN_IF_ERROR(CheckFinite(shape, i * n, grams));
     Factors k = FactorGram(grams.qk, dim), v = FactorGram(grams.v, dim);
     HeadAnalysis& head = analysis.heads.emplace_back();

@@ -82,7 +82,7 @@ PairGrams GramsOf(const BasisInputs& inputs, int64_t head_idx) {
   outputs.mean.assign(mean.begin(), mean.end());
   const auto first = s.outputs.covariance.begin() + head_idx * dim * dim;
   outputs.covariance.assign(first, first + int64_t{dim} * dim);
-  if (LosesMeans(inputs)) {
+  if (LosesMeans(inputs) && inputs.options.has_value_offsets) {
     const std::span<const float> lost = MeanOf(s.v, head_idx, dim);
     for (int i = 0; i < dim; ++i) outputs.mean[i] -= lost[i];
   }
@@ -125,7 +125,7 @@ StatusOr<BasisAnalysis> AnalyseSpectral(const BasisInputs& inputs) {
       if (!LosesMeans(inputs)) continue;
       const auto k_mean = MeanOf(s.k_post, h, dim), v_mean = MeanOf(s.v, h, dim);
       head.key_offset.assign(k_mean.begin(), k_mean.end());
-      head.value_offset.assign(v_mean.begin(), v_mean.end());
+      if (inputs.options.has_value_offsets) head.value_offset.assign(v_mean.begin(), v_mean.end());
     }
     analysis.spectra.insert(analysis.spectra.end(), n_shared,
                             HeadSpectra{qk.singular_values, v.singular_values});

@@ -24,6 +24,8 @@ Status WindowAttention::Prepare(const AttentionShape& shape) {
     const int64_t n_bytes = BytesOf(kQueryRows * shape.n_tokens);
     KVL_RETURN_IF_ERROR(scratch.weights.EnsureSize(n_bytes, kWhat));
     KVL_RETURN_IF_ERROR(scratch.d_scores.EnsureSize(n_bytes, kWhat));
+    if (shape.cap != 0) KVL_RETURN_IF_ERROR(scratch.slopes.EnsureSize(n_bytes, kWhat));
+    KVL_RETURN_IF_ERROR(scratch.row.EnsureSize(BytesOf(shape.n_tokens + 1), kWhat));
     KVL_RETURN_IF_ERROR(scratch.near.EnsureSize(BytesOf(kQueryRows * near_columns), kWhat));
   }
   return head_gradients_.EnsureSize(
@@ -36,8 +38,20 @@ WindowAttention::Block WindowAttention::BlockFrom(int64_t begin) const {
   return {begin, end, std::max<int64_t>(first, 0)};
 }
 
+void WindowAttention::WeighRow(int head_idx, std::span<float> scores, Scratch* scratch) const {
+  const auto n = static_cast<int64_t>(scores.size());
+  const float scale = shape_.cap != 0 ? 1 : shape_.scale;
+  if (shape_.sink_logits == nullptr) return kernels_->softmax(scores.data(), n, scale);
+  float* const row = scratch->row.as<float>();
+  for (int64_t j = 0; j < n; ++j) row[j] = scale * scores[j];
+  row[n] = shape_.sink_logits[head_idx];
+  kernels_->softmax(row, n + 1, 1);
+  std::copy_n(row, n, scores.data());
+}
+
 void WindowAttention::Weigh(const AttentionRows& rows, int head_idx, const Block& block,
-                            float* weights) const {
+                            Scratch* scratch) const {
+  float* const weights = scratch->weights.as<float>();
   const int64_t d = shape_.head_dim, n_keys = block.n_keys();
   const int64_t kv_head_idx = head_idx / shape_.gqa_group();
   Multiply({.n_rows = block.n_rows(),
@@ -50,12 +64,21 @@ void WindowAttention::Weigh(const AttentionRows& rows, int head_idx, const Block
             .is_b_transposed = true,
             .c = weights,
             .c_stride = n_keys});
-  const float scale = 1 / std::sqrt(static_cast<float>(d));
   for (int64_t i = block.begin; i < block.end; ++i) {
     float* const row = weights + (i - block.begin) * n_keys;
     const int64_t first = shape_.window > 0 ? std::max<int64_t>(i - shape_.window + 1, 0) : 0;
+    const std::span<float> seen(row + first - block.first_key, i + 1 - first);
+    if (shape_.cap != 0) {
+      float* const slopes =
+          scratch->slopes.as<float>() + (i - block.begin) * n_keys + first - block.first_key;
+      for (size_t j = 0; j < seen.size(); ++j) {
+        const float t = std::tanh(seen[j] * shape_.scale / shape_.cap);
+        seen[j] = shape_.cap * t;
+        slopes[j] = 1 - t * t;
+      }
+    }
     std::fill(row, row + first - block.first_key, 0.0f);
-    kernels_->softmax(row + first - block.first_key, i + 1 - first, scale);
+    WeighRow(head_idx, seen, scratch);
     std::fill(row + i + 1 - block.first_key, row + n_keys, 0.0f);
   }
 }
@@ -64,15 +87,15 @@ void WindowAttention::Run(const AttentionRows& rows, float* out) {
   const int64_t d = shape_.head_dim, stride = shape_.n_heads * d;
   std::atomic<int> next_head{0};
   pool_->Run([&](int worker_id) {
-    float* const weights = scratch_[worker_id].weights.as<float>();
+    Scratch* const scratch = &scratch_[worker_id];
     for (int h = next_head++; h < shape_.n_heads; h = next_head++) {
       for (int64_t begin = 0; begin < shape_.n_tokens; begin += kQueryRows) {
         const Block block = BlockFrom(begin);
-        Weigh(rows, h, block, weights);
+        Weigh(rows, h, block, scratch);
         Multiply({.n_rows = block.n_rows(),
                   .n_columns = d,
                   .n_inner = block.n_keys(),
-                  .a = weights,
+                  .a = scratch->weights.as<float>(),
                   .a_stride = block.n_keys(),
                   .b = rows.v + block.first_key * rows.v_stride + h / shape_.gqa_group() * d,
                   .b_stride = rows.v_stride,
@@ -103,6 +126,25 @@ void WindowAttention::RunBack(const AttentionRows& rows, const float* out, const
   SumHeads(gradients);
 }
 
+void WindowAttention::ScoresBack(const Block& block, const float* out, const float* d_out,
+                                 Scratch* scratch) const {
+  const int64_t d = shape_.head_dim, stride = shape_.n_heads * d, n_keys = block.n_keys();
+  const float* const weights = scratch->weights.as<float>();
+  float* const d_scores = scratch->d_scores.as<float>();
+  for (int64_t i = 0; i < block.n_rows(); ++i) {
+    // Through softmax: what moves all weights of a query alike is lost, but for what a sink takes,
+    // which puts nothing out.
+    float common = 0;
+    for (int64_t c = 0; c < d; ++c) common += d_out[i * stride + c] * out[i * stride + c];
+    float* const row = d_scores + i * n_keys;
+    const float* const p = weights + i * n_keys;
+    for (int64_t j = 0; j < n_keys; ++j) row[j] = shape_.scale * p[j] * (row[j] - common);
+    if (shape_.cap == 0) continue;
+    const float* const slopes = scratch->slopes.as<float>() + i * n_keys;
+    for (int64_t j = 0; j < n_keys; ++j) row[j] = p[j] > 0 ? row[j] * slopes[j] : 0;
+  }
+}
+
 void WindowAttention::RunBlockBack(const AttentionRows& rows, int head_idx, const Block& block,
                                    const float* out, const float* d_out,
                                    const AttentionGradients& gradients, Scratch* scratch) {
@@ -111,7 +153,7 @@ void WindowAttention::RunBlockBack(const AttentionRows& rows, int head_idx, cons
   const int64_t kv_column = head_idx / shape_.gqa_group() * d;
   float* const weights = scratch->weights.as<float>();
   float* const d_scores = scratch->d_scores.as<float>();
-  Weigh(rows, head_idx, block, weights);
+  Weigh(rows, head_idx, block, scratch);
   const float* const d_out_rows = d_out + block.begin * stride + column;
   Multiply({.n_rows = n_rows,
             .n_columns = n_keys,
@@ -123,17 +165,7 @@ void WindowAttention::RunBlockBack(const AttentionRows& rows, int head_idx, cons
             .is_b_transposed = true,
             .c = d_scores,
             .c_stride = n_keys});
-  // Through softmax: what moves all weights of a query alike is lost.
-  const float scale = 1 / std::sqrt(static_cast<float>(d));
-  for (int64_t i = 0; i < n_rows; ++i) {
-    float common = 0;
-    for (int64_t c = 0; c < d; ++c) {
-      common += d_out_rows[i * stride + c] * out[(block.begin + i) * stride + column + c];
-    }
-    float* const row = d_scores + i * n_keys;
-    const float* const p = weights + i * n_keys;
-    for (int64_t j = 0; j < n_keys; ++j) row[j] = scale * p[j] * (row[j] - common);
-  }
+  ScoresBack(block, out + block.begin * stride + column, d_out_rows, scratch);
   Multiply({.n_rows = n_rows,
             .n_columns = d,
             .n_inner = n_keys,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -20,6 +21,11 @@ struct AttentionShape {
   // Queries fewer positions behind a row are near to it: positions i - newest < j <= i are near to
   // the query at i.
   int newest = 0;
+  // Queries times keys are multiplied by it, and where cap is not 0 become cap tanh(score / cap).
+  float scale = 1;
+  float cap = 0;
+  // [n_heads]: what counts in the sum that a head's weights are divided by; null: nothing.
+  const float* sink_logits = nullptr;
 
   int gqa_group() const { return n_heads / n_kv_heads; }
 };
@@ -57,7 +63,7 @@ class WindowAttention {
   // Returns kResourceExhausted when there is no memory for the shape; call it before the others.
   Status Prepare(const AttentionShape& shape);
 
-  // out [n_tokens, n_heads * head_dim] dense, with scores divided by sqrt(head_dim).
+  // out [n_tokens, n_heads * head_dim] dense.
   void Run(const AttentionRows& rows, float* out);
 
   // From the output and the gradient d_out with respect to it, both like `out` of Run.
@@ -66,8 +72,9 @@ class WindowAttention {
 
  private:
   struct Scratch {  // of a worker
-    Buffer weights, d_scores,
-        near;  // [query rows of a block, n_tokens], the last only near columns
+    // [query rows of a block, n_tokens], `near` only near columns. `slopes` are of the cap.
+    Buffer weights, d_scores, near, slopes;
+    Buffer row;  // [n_tokens + 1]: scores and a sink's logit
   };
   // Rows of queries, and the columns of all keys that one of them sees.
   struct Block {
@@ -83,8 +90,13 @@ class WindowAttention {
   };
 
   Block BlockFrom(int64_t begin) const;
-  // Attention weights of a block, [n_rows, n_keys], 0 where a query does not see a key.
-  void Weigh(const AttentionRows& rows, int head_idx, const Block& block, float* weights) const;
+  // Attention weights of a block, [n_rows, n_keys], into scratch: 0 where a query does not see a
+  // key.
+  void Weigh(const AttentionRows& rows, int head_idx, const Block& block, Scratch* scratch) const;
+  // Scores of a query become its weights.
+  void WeighRow(int head_idx, std::span<float> scores, Scratch* scratch) const;
+  // Gradients with respect to weights become those with respect to products of queries and keys.
+  void ScoresBack(const Block& block, const float* out, const float* d_out, Scratch* scratch) const;
   HeadGradients GradientsOfHead(int head_idx);
   void RunBlockBack(const AttentionRows& rows, int head_idx, const Block& block, const float* out,
                     const float* d_out, const AttentionGradients& gradients, Scratch* scratch);

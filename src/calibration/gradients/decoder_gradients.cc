@@ -60,10 +60,10 @@ StatusOr<DrawnTokens> DecoderGradients::Run(std::span<const int32_t> token_ids, 
   KVL_RETURN_IF_ERROR(Embed(token_ids, streams));
   for (int l = 0; l < c.n_layers; ++l) {
     KVL_RETURN_IF_ERROR(weights_->CheckInterrupt());
-    KVL_RETURN_IF_ERROR(layer_.Load(l, LayerPass::Ways::kForward));
+    KVL_RETURN_IF_ERROR(layer_.Load(l, PassWays::kForward));
     float* const next = streams + (l + 1) * n_values;
     std::copy_n(streams + l * n_values, n_values, next);
-    layer_.Run(next, observer);
+    KVL_RETURN_IF_ERROR(layer_.Run(next, observer));
   }
   Random random(seed);
   std::vector<double> uniform(n_tokens);
@@ -72,8 +72,9 @@ StatusOr<DrawnTokens> DecoderGradients::Run(std::span<const int32_t> token_ids, 
   KVL_ASSIGN_OR_RETURN(DrawnTokens drawn, head_.Run(uniform, gradient));
   for (int l = c.n_layers - 1; l >= 0; --l) {
     KVL_RETURN_IF_ERROR(weights_->CheckInterrupt());
-    KVL_RETURN_IF_ERROR(layer_.Load(l, LayerPass::Ways::kBoth));
-    sink(layer_.RunBack(streams + l * n_values, gradient));
+    KVL_RETURN_IF_ERROR(layer_.Load(l, PassWays::kBoth));
+    KVL_ASSIGN_OR_RETURN(const RowGradients rows, layer_.RunBack(streams + l * n_values, gradient));
+    sink(rows);
   }
   KVL_RETURN_IF_ERROR(weights_->machine().backend().Finish().status());
   return drawn;

@@ -58,13 +58,13 @@ void BM_Layer(benchmark::State& state) {
   int next_layer = 0;
   for (auto _ : state) {
     // There are two layers, taken in turn, for a window unpacks the weights of every layer.
-    const auto ways = is_back ? LayerPass::Ways::kBoth : LayerPass::Ways::kForward;
+    const auto ways = is_back ? PassWays::kBoth : PassWays::kForward;
     if (!pass.Load(next_layer++ % 2, ways).ok()) return state.SkipWithError("no memory");
     std::vector<float> gradient = loaded.stream;
     if (is_back) {
       benchmark::DoNotOptimize(pass.RunBack(loaded.stream.data(), gradient.data()));
     } else {
-      pass.Run(gradient.data());
+      benchmark::DoNotOptimize(pass.Run(gradient.data()));
     }
   }
 }

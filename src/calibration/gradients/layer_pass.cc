@@ -9,42 +9,45 @@ LayerPass::LayerPass(ModelWeights* weights, ThreadPool* pool, Isa isa, int newes
                      int64_t kept_bytes)
     : weights_(weights),
       pool_(pool),
-      isa_(isa),
       kernels_(&GetElementwiseKernels(isa)),
       newest_(newest),
-      packed_(&weights->machine(), pool),
+      products_(weights, pool, isa),
+      norms_(weights->config()),
+      feed_forward_(weights, &products_, kernels_),
       ropes_(weights->config().attention, weights->config().rope_dim()),
       attention_(pool, kernels_),
       kept_bytes_(kept_bytes) {}
 
-Status LayerPass::Rows::Prepare(int64_t n_tokens, int64_t width) {
-  width_ = width;
-  return values_.EnsureSize(n_tokens * width * static_cast<int64_t>(sizeof(float)),
-                            "gradients of a layer");
-}
-
 Status LayerPass::PrepareKept() {
   const ModelConfig& c = config();
   const int64_t d = c.head_dim, q = c.n_heads * d, kv = c.n_kv_heads * d, hidden = c.hidden_dim;
-  const std::pair<Rows KeptRows::*, int64_t> all[] = {
+  const std::pair<TokenRows KeptRows::*, int64_t> all[] = {
       {&KeptRows::raw_qk, c.norms.of_qk ? q + kv : 0},
       {&KeptRows::qk, q + kv},
       {&KeptRows::k_pre, kv},
       {&KeptRows::v, kv},
       {&KeptRows::attended, q},
       {&KeptRows::attention_out, hidden},
-      {&KeptRows::middle, hidden},
-      {&KeptRows::up, c.mlp_rows()}};
-  int64_t n_bytes = 0;  // of a layer
-  for (const auto& [unused, width] : all) {
-    n_bytes += n_tokens_ * width * static_cast<int64_t>(sizeof(float));
+      {&KeptRows::middle, hidden}};
+  int64_t n_bytes = 0;  // of a layer, but for its MLP
+  const auto bytes_of = [&](int64_t width) {
+    return n_tokens_ * width * static_cast<int64_t>(sizeof(float));
+  };
+  for (const auto& [unused, width] : all) n_bytes += bytes_of(width);
+  int64_t n_kept = 0, n_left = kept_bytes_, widest_mlp = 0;
+  for (int l = 0; l < c.n_layers; ++l) {
+    const int64_t of_mlp = feed_forward_.KeptWidth(l);
+    widest_mlp = std::max(widest_mlp, of_mlp);
+    n_left -= n_bytes + bytes_of(of_mlp);
+    if (n_left >= 0) n_kept = l + 1;
   }
-  const int64_t n_kept = std::min<int64_t>(c.n_layers, kept_bytes_ / n_bytes);
   kept_.resize(n_kept + 1);
-  for (KeptRows& kept : kept_) {
+  for (int64_t l = 0; l <= n_kept; ++l) {
     for (const auto& [rows, width] : all) {
-      KVL_RETURN_IF_ERROR((kept.*rows).Prepare(n_tokens_, width));
+      KVL_RETURN_IF_ERROR((kept_[l].*rows).Prepare(n_tokens_, width));
     }
+    const int64_t of_mlp = l < n_kept ? feed_forward_.KeptWidth(static_cast<int>(l)) : widest_mlp;
+    KVL_RETURN_IF_ERROR(kept_[l].up.Prepare(n_tokens_, of_mlp));
   }
   return OkStatus();
 }
@@ -53,35 +56,25 @@ Status LayerPass::Prepare(int64_t n_tokens) {
   const ModelConfig& c = config();
   n_tokens_ = n_tokens;
   const int64_t d = c.head_dim, q = c.n_heads * d, kv = c.n_kv_heads * d, hidden = c.hidden_dim;
-  const std::pair<Rows*, int64_t> all[] = {
-      {&forward_.normed, hidden},
-      {&forward_.ffn_normed, hidden},
-      {&forward_.gated, c.ffn_dim},
-      {&forward_.mlp_out, hidden},
-      {&back_.normed, hidden},
-      {&back_.qk, q + kv},
-      {&back_.v, kv},
-      {&back_.attended, q},
-      {&back_.part, hidden},
-      {&back_.ffn_normed, hidden},
-      {&back_.up, c.mlp_rows()},
-      {&back_.gated, c.ffn_dim},
-      {&shown_.far_k_post, kv},
-      {&shown_.far_k_pre, kv},
-      {&shown_.far_v, kv},
-      {&shown_.all_k_post, kv},
-      {&shown_.all_k_pre, kv},
-      {&shown_.k_post_rows, kv},
-      {&shown_.q_post_rows, q},
+  const std::pair<TokenRows*, int64_t> all[] = {
+      {&forward_.normed, hidden},  {&forward_.ffn_normed, hidden},
+      {&forward_.mlp_out, hidden}, {&back_.normed, hidden},
+      {&back_.qk, q + kv},         {&back_.v, kv},
+      {&back_.attended, q},        {&back_.part, hidden},
+      {&back_.ffn_normed, hidden}, {&shown_.far_k_post, kv},
+      {&shown_.far_k_pre, kv},     {&shown_.far_v, kv},
+      {&shown_.all_k_post, kv},    {&shown_.all_k_pre, kv},
+      {&shown_.k_post_rows, kv},   {&shown_.q_post_rows, q},
       {&shown_.q_pre_rows, q},
   };
   KVL_RETURN_IF_ERROR(PrepareKept());
-  int64_t widest = 0;
+  int64_t widest = feed_forward_.WidestRow();
   for (const auto& [rows, width] : all) {
     KVL_RETURN_IF_ERROR(rows->Prepare(n_tokens, width));
     widest = std::max(widest, width);
   }
-  KVL_RETURN_IF_ERROR(packed_.Prepare(n_tokens * widest, n_tokens * widest));
+  KVL_RETURN_IF_ERROR(products_.Prepare(n_tokens, widest));
+  KVL_RETURN_IF_ERROR(feed_forward_.Prepare());
   positions_.resize(n_tokens);
   std::iota(positions_.begin(), positions_.end(), 0);
   if (c.rope_dim() == 0) return OkStatus();
@@ -97,51 +90,32 @@ Status LayerPass::Prepare(int64_t n_tokens) {
   return OkStatus();
 }
 
-Status LayerPass::Load(int layer_idx, Ways ways) {
+Status LayerPass::Load(int layer_idx, PassWays ways) {
   const ModelConfig& c = config();
   now_ = &kept_[std::min<int64_t>(layer_idx, std::ssize(kept_) - 1)];
+  const FloatTable& sink_logits = weights_->layer(layer_idx).sink_logits;
   KVL_RETURN_IF_ERROR(attention_.Prepare({.n_tokens = n_tokens_,
                                           .n_heads = c.n_heads,
                                           .n_kv_heads = c.n_kv_heads,
                                           .head_dim = c.head_dim,
                                           .window = c.attention.of(layer_idx).window,
-                                          .newest = newest_}));
-  if (layer_idx == layer_idx_ && (ways == Ways::kForward || ways_ == Ways::kBoth)) {
+                                          .newest = newest_,
+                                          .scale = c.scale_of_scores(),
+                                          .cap = c.score_cap,
+                                          .sink_logits = sink_logits.data()}));
+  if (layer_idx == layer_idx_ && (ways == PassWays::kForward || ways_ == PassWays::kBoth)) {
     return OkStatus();
   }
   layer_idx_ = -1;
   const LayerWeights& layer = weights_->layer(layer_idx);
   KVL_ASSIGN_OR_RETURN(values_, weights_->FoldValues(layer_idx, nullptr, pool_));
-  const std::pair<Matrix*, const Weight*> all[] = {{&matrices_.qk, &layer.qk},
-                                                   {&matrices_.v, &values_->v},
-                                                   {&matrices_.o, &values_->o},
-                                                   {&matrices_.mlp_in, &layer.mlp_in},
-                                                   {&matrices_.down, &layer.down}};
-  for (const auto& [matrix, weight] : all) {
-    matrix->packed = weight;
-    if (ways == Ways::kForward && TakesPacked(*weight)) continue;
-    KVL_RETURN_IF_ERROR(matrix->values.Unpack(*weight, pool_));
-  }
+  KVL_RETURN_IF_ERROR(products_.Load(layer.qk, ways, &matrices_.qk));
+  KVL_RETURN_IF_ERROR(products_.Load(values_->v, ways, &matrices_.v));
+  KVL_RETURN_IF_ERROR(products_.Load(values_->o, ways, &matrices_.o));
+  KVL_RETURN_IF_ERROR(feed_forward_.Load(layer_idx, ways));
   layer_idx_ = layer_idx;
   ways_ = ways;
   return OkStatus();
-}
-
-RowNorm LayerPass::NormOf(const NormWeights& norm) const {
-  return {.weight = norm.weight.data(),
-          .bias = norm.bias.empty() ? nullptr : norm.bias.data(),
-          .eps = config().norms.eps,
-          .n_dims = config().hidden_dim};
-}
-
-RowNorm LayerPass::OutputNormOf(const NormWeights& norm) const {
-  RowNorm of_output = NormOf(norm);
-  of_output.bias = nullptr;  // these norms take no mean off, whatever the others do
-  return of_output;
-}
-
-RowNorm LayerPass::HeadNormOf(const NormWeights& norm) const {
-  return {.weight = norm.weight.data(), .eps = config().norms.eps, .n_dims = config().head_dim};
 }
 
 AttentionRows LayerPass::RowsThatAttend() {
@@ -154,16 +128,8 @@ AttentionRows LayerPass::RowsThatAttend() {
           .v_stride = now_->v.width()};
 }
 
-template <typename F>
-void LayerPass::ForTokens(const F& fn) {
-  pool_->Run([&](int worker_id) {
-    const Range tokens = ShareOf(n_tokens_, 1, worker_id, pool_->n_workers());
-    if (tokens.begin < tokens.end) fn(tokens);
-  });
-}
-
 void LayerPass::NormaliseTokens(const RowNorm& norm, const float* x, float* y) {
-  ForTokens([&](Range tokens) {
+  products_.ForTokens([&](Range tokens) {
     const int64_t first = tokens.begin * norm.n_dims;
     Normalise(*kernels_, norm, tokens.end - tokens.begin, x + first, y + first);
   });
@@ -171,41 +137,79 @@ void LayerPass::NormaliseTokens(const RowNorm& norm, const float* x, float* y) {
 
 void LayerPass::NormaliseTokensBack(const RowNorm& norm, const float* x, const float* dy,
                                     bool accumulate, float* dx) {
-  ForTokens([&](Range tokens) {
+  products_.ForTokens([&](Range tokens) {
     const int64_t first = tokens.begin * norm.n_dims;
     NormaliseBack(norm, tokens.end - tokens.begin, x + first, dy + first, accumulate, dx + first);
   });
 }
 
-void LayerPass::MultiplyTokens(const Matrix& w, const FloatTable& bias, Rows* from, Rows* to) {
-  if (TakesPacked(*w.packed)) {
-    return packed_.Run(*w.packed, bias, n_tokens_, from->data(), to->data());
-  }
-  MultiplyRows({.w = &w.values,
-                .n_rows = n_tokens_,
-                .from = from->data(),
-                .from_stride = from->width(),
-                .to = to->data(),
-                .to_stride = to->width()},
-               bias.empty() ? nullptr : bias.data(), pool_);
+void LayerPass::ReadStream(const NormWeights& norm, const float* stream, TokenRows* to) {
+  if (config().norms.of_inputs) return NormaliseTokens(norms_.OfStream(norm), stream, to->data());
+  std::copy_n(stream, n_tokens_ * to->width(), to->data());
 }
 
-void LayerPass::MultiplyTokensBack(const Matrix& w, const float* from, Rows* to, bool accumulate) {
-  MultiplyRowsBack({.w = &w.values,
-                    .n_rows = n_tokens_,
-                    .from = from,
-                    .from_stride = w.values.n_out(),
-                    .to = to->data(),
-                    .to_stride = to->width(),
-                    .accumulate = accumulate},
-                   pool_);
+void LayerPass::ReadStreamBack(const NormWeights& norm, const float* stream, TokenRows* d_read,
+                               float* gradient) {
+  if (config().norms.of_inputs) {
+    return NormaliseTokensBack(norms_.OfStream(norm), stream, d_read->data(), true, gradient);
+  }
+  const float* const d = d_read->data();
+  for (int64_t i = 0; i < n_tokens_ * d_read->width(); ++i) gradient[i] += d[i];
+}
+
+void LayerPass::NormaliseHeads() {
+  const ModelConfig& c = config();
+  const RowNorm q_norm = norms_.OfHeads(layer().q_norm, c.n_heads);
+  const RowNorm k_norm = norms_.OfHeads(layer().k_norm, c.n_kv_heads);
+  const int64_t width = now_->qk.width(), k_at = int64_t{c.n_heads} * c.head_dim;
+  std::copy_n(now_->qk.data(), n_tokens_ * width, now_->raw_qk.data());
+  products_.ForTokens([&](Range tokens) {
+    for (int64_t q = tokens.begin * width; q < tokens.end * width; q += width) {
+      Normalise(*kernels_, q_norm, k_at / q_norm.n_dims, now_->raw_qk.data() + q,
+                now_->qk.data() + q);
+      Normalise(*kernels_, k_norm, (width - k_at) / k_norm.n_dims, now_->raw_qk.data() + q + k_at,
+                now_->qk.data() + q + k_at);
+    }
+  });
+}
+
+void LayerPass::NormaliseHeadsBack() {
+  const ModelConfig& c = config();
+  const RowNorm q_norm = norms_.OfHeads(layer().q_norm, c.n_heads);
+  const RowNorm k_norm = norms_.OfHeads(layer().k_norm, c.n_kv_heads);
+  const int64_t width = now_->qk.width(), k_at = int64_t{c.n_heads} * c.head_dim;
+  const float* const raw = now_->raw_qk.data();
+  float* const d = back_.qk.data();
+  products_.ForTokens([&](Range tokens) {
+    for (int64_t q = tokens.begin * width; q < tokens.end * width; q += width) {
+      NormaliseBack(q_norm, k_at / q_norm.n_dims, raw + q, d + q, false, d + q);
+      NormaliseBack(k_norm, (width - k_at) / k_norm.n_dims, raw + q + k_at, d + q + k_at, false,
+                    d + q + k_at);
+    }
+  });
+}
+
+void LayerPass::WeighTurnedQueries(TokenRows* qk) {
+  const ModelConfig& c = config();
+  const FloatTable& weights = layer().turned_query_weights;
+  const AttentionKind& kind = c.attention.of(layer_idx_);
+  if (weights.empty() && kind.query_growth == 0) return;
+  products_.ForTokens([&](Range tokens) {
+    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+      float* const row = qk->data() + t * qk->width();
+      const auto growth = static_cast<float>(kind.GrowthAt(static_cast<int>(t)));
+      for (int i = 0; i < c.n_heads * c.head_dim; ++i) {
+        row[i] *= growth * (weights.empty() ? 1 : weights.data()[i % c.head_dim]);
+      }
+    }
+  });
 }
 
 void LayerPass::Turn(int n_heads, const float* sines, int64_t token_stride, float* rows) {
   const int rope_dim = config().rope_dim(), d = config().head_dim;
   if (rope_dim == 0) return;
   const RopeTable& rope = ropes_.of(layer_idx_);
-  ForTokens([&](Range tokens) {
+  products_.ForTokens([&](Range tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
       const float* const cos = rope.cos(static_cast<int>(t));
       for (int h = 0; h < n_heads; ++h) {
@@ -223,7 +227,7 @@ void LayerPass::ZeroDecisions(int n_heads, int64_t token_stride, float* rows) {
   }
 }
 
-void LayerPass::ZeroQueryChannel(bool again, Rows* qk) {
+void LayerPass::ZeroQueryChannel(bool again, TokenRows* qk) {
   const ModelConfig& c = config();
   if (!c.decides_in_queries() || (again && !c.dms->query_channel->zeroes_after_rope)) return;
   for (int64_t t = 0; t < n_tokens_; ++t) {
@@ -236,26 +240,17 @@ void LayerPass::ZeroQueryChannel(bool again, Rows* qk) {
 void LayerPass::ProjectRows(bool shows_queries) {
   const ModelConfig& c = config();
   const int n_rows = c.n_heads + c.n_kv_heads;
-  MultiplyTokens(matrices_.qk, layer().qk_bias, &forward_.normed, &now_->qk);
-  MultiplyTokens(matrices_.v, values_->v_bias, &forward_.normed, &now_->v);
-  if (c.norms.of_qk) {
-    std::copy_n(now_->qk.data(), n_tokens_ * now_->qk.width(), now_->raw_qk.data());
-    ForTokens([&](Range tokens) {
-      for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-        const int64_t q = t * now_->qk.width(), k = q + int64_t{c.n_heads} * c.head_dim;
-        Normalise(*kernels_, HeadNormOf(layer().q_norm), c.n_heads, now_->raw_qk.data() + q,
-                  now_->qk.data() + q);
-        Normalise(*kernels_, HeadNormOf(layer().k_norm), c.n_kv_heads, now_->raw_qk.data() + k,
-                  now_->qk.data() + k);
-      }
-    });
-  }
+  products_.Multiply(matrices_.qk, layer().qk_bias, &forward_.normed, &now_->qk);
+  products_.Multiply(matrices_.v, values_->v_bias, &forward_.normed, &now_->v);
+  if (c.norms.of_qk) NormaliseHeads();
   if (c.dmc.has_value()) ZeroDecisions(n_rows, now_->qk.width(), now_->qk.data());
   ZeroQueryChannel(/*again=*/false, &now_->qk);
   CopyKeys(&now_->qk, &now_->k_pre);
   if (shows_queries) CopyColumns(&now_->qk, 0, &shown_.q_pre_rows);
-  if (c.rope_dim() > 0)
+  if (c.rope_dim() > 0) {
     Turn(n_rows, ropes_.of(layer_idx_).sin(0), now_->qk.width(), now_->qk.data());
+  }
+  WeighTurnedQueries(&now_->qk);
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
     ZeroDecisions(n_rows, now_->qk.width(), now_->qk.data());
   }
@@ -264,10 +259,10 @@ void LayerPass::ProjectRows(bool shows_queries) {
   if (shows_queries) CopyColumns(&now_->qk, 0, &shown_.q_post_rows);
 }
 
-void LayerPass::CopyColumns(Rows* from_rows, int64_t column, Rows* to) {
+void LayerPass::CopyColumns(TokenRows* from_rows, int64_t column, TokenRows* to) {
   const int64_t width = to->width(), stride = from_rows->width();
   const float* const from = from_rows->data() + column;
-  ForTokens([&](Range tokens) {
+  products_.ForTokens([&](Range tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; ++t) {
       std::copy_n(from + t * stride, width, to->data() + t * width);
     }
@@ -286,45 +281,39 @@ QkvView LayerPass::View() {
 }
 
 void LayerPass::RunAttention(const float* stream, bool shows_queries) {
-  NormaliseTokens(NormOf(layer().attn_norm), stream, forward_.normed.data());
+  ReadStream(layer().attn_norm, stream, &forward_.normed);
   ProjectRows(shows_queries);
   attention_.Run(RowsThatAttend(), now_->attended.data());
-  MultiplyTokens(matrices_.o, values_->o_bias, &now_->attended, &now_->attention_out);
+  products_.Multiply(matrices_.o, values_->o_bias, &now_->attended, &now_->attention_out);
 }
 
-void LayerPass::RunMlp(const float* from) {
-  const ModelConfig& c = config();
-  if (c.shared_norm) {
+void LayerPass::ReadForMlp(const float* from) {
+  if (config().shared_norm) {
     std::copy_n(forward_.normed.data(), n_tokens_ * forward_.normed.width(),
                 forward_.ffn_normed.data());
   } else {
-    NormaliseTokens(NormOf(layer().ffn_norm), from, forward_.ffn_normed.data());
+    ReadStream(layer().ffn_norm, from, &forward_.ffn_normed);
   }
-  MultiplyTokens(matrices_.mlp_in, layer().mlp_in_bias, &forward_.ffn_normed, &now_->up);
 }
 
-void LayerPass::RunGate() {
-  const ModelConfig& c = config();
-  ForTokens([&](Range tokens) {
-    Gate(*kernels_, c.mlp, tokens.end - tokens.begin, c.ffn_dim,
-         now_->up.data() + tokens.begin * now_->up.width(),
-         forward_.gated.data() + tokens.begin * forward_.gated.width());
-  });
+void LayerPass::RunMlp(const float* from) {
+  ReadForMlp(from);
+  feed_forward_.RunIn(&forward_.ffn_normed, &now_->up);
 }
 
-void LayerPass::AddToStream(const NormWeights& norm, Rows* part, float* stream) {
+void LayerPass::AddToStream(const NormWeights& norm, TokenRows* part, float* stream) {
   float* added = part->data();
   if (config().norms.of_outputs) {
     added = back_.part.data();
-    NormaliseTokens(OutputNormOf(norm), part->data(), added);
+    NormaliseTokens(norms_.OfOutput(norm), part->data(), added);
   }
   const int64_t width = config().hidden_dim;
-  ForTokens([&](Range tokens) {
+  products_.ForTokens([&](Range tokens) {
     for (int64_t i = tokens.begin * width; i < tokens.end * width; ++i) stream[i] += added[i];
   });
 }
 
-void LayerPass::Run(float* stream, QkvObserver* observer) {
+Status LayerPass::Run(float* stream, QkvObserver* observer) {
   const bool is_parallel = config().parallel_block;
   RunAttention(stream, observer != nullptr);
   if (observer != nullptr) {
@@ -338,33 +327,27 @@ void LayerPass::Run(float* stream, QkvObserver* observer) {
     std::copy_n(stream, n_tokens_ * config().hidden_dim, now_->middle.data());
   }
   RunMlp(stream);
-  RunGate();
-  MultiplyTokens(matrices_.down, layer().down_bias, &forward_.gated, &forward_.mlp_out);
+  KVL_RETURN_IF_ERROR(feed_forward_.RunOut(&forward_.ffn_normed, &now_->up, &forward_.mlp_out));
   if (is_parallel) AddToStream(layer().attn_out_norm, &now_->attention_out, stream);
   AddToStream(layer().ffn_out_norm, &forward_.mlp_out, stream);
+  return OkStatus();
 }
 
-const float* LayerPass::GradientOfPart(const NormWeights& norm, Rows* part, const float* d_added) {
+const float* LayerPass::GradientOfPart(const NormWeights& norm, TokenRows* part,
+                                       const float* d_added) {
   if (!config().norms.of_outputs) return d_added;
-  NormaliseTokensBack(OutputNormOf(norm), part->data(), d_added, false, back_.part.data());
+  NormaliseTokensBack(norms_.OfOutput(norm), part->data(), d_added, false, back_.part.data());
   return back_.part.data();
 }
 
-void LayerPass::RunMlpBack(const float* d_added) {
-  const ModelConfig& c = config();
-  if (c.norms.of_outputs) {
-    RunGate();
-    MultiplyTokens(matrices_.down, layer().down_bias, &forward_.gated, &forward_.mlp_out);
+Status LayerPass::RunMlpBack(const float* d_added) {
+  TokenRows* const from = &forward_.ffn_normed;
+  if (config().norms.of_outputs) {
+    KVL_RETURN_IF_ERROR(feed_forward_.RunOut(from, &now_->up, &forward_.mlp_out));
   }
-  MultiplyTokensBack(matrices_.down,
-                     GradientOfPart(layer().ffn_out_norm, &forward_.mlp_out, d_added), &back_.gated,
-                     false);
-  ForTokens([&](Range tokens) {
-    const int64_t up = tokens.begin * now_->up.width();
-    GateBack(c.mlp, tokens.end - tokens.begin, c.ffn_dim, now_->up.data() + up,
-             back_.gated.data() + tokens.begin * back_.gated.width(), back_.up.data() + up);
-  });
-  MultiplyTokensBack(matrices_.mlp_in, back_.up.data(), &back_.ffn_normed, false);
+  return feed_forward_.RunBack(from, &now_->up,
+                               GradientOfPart(layer().ffn_out_norm, &forward_.mlp_out, d_added),
+                               &back_.ffn_normed);
 }
 
 void LayerPass::TurnRowsBack() {
@@ -377,6 +360,7 @@ void LayerPass::TurnRowsBack() {
     ZeroDecisions(c.n_kv_heads, shown_.far_k_post.width(), shown_.far_k_post.data());
   }
   ZeroQueryChannel(/*again=*/true, &back_.qk);
+  WeighTurnedQueries(&back_.qk);
   CopyKeys(&back_.qk, &shown_.all_k_post);
   std::copy_n(shown_.far_k_post.data(), n_tokens_ * shown_.far_k_post.width(),
               shown_.far_k_pre.data());
@@ -388,23 +372,14 @@ void LayerPass::TurnRowsBack() {
   }
   ZeroQueryChannel(/*again=*/false, &back_.qk);
   CopyKeys(&back_.qk, &shown_.all_k_pre);
-  if (!c.norms.of_qk) return;
-  ForTokens([&](Range tokens) {
-    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
-      const int64_t q = t * now_->qk.width(), k = q + int64_t{c.n_heads} * c.head_dim;
-      NormaliseBack(HeadNormOf(layer().q_norm), c.n_heads, now_->raw_qk.data() + q,
-                    back_.qk.data() + q, false, back_.qk.data() + q);
-      NormaliseBack(HeadNormOf(layer().k_norm), c.n_kv_heads, now_->raw_qk.data() + k,
-                    back_.qk.data() + k, false, back_.qk.data() + k);
-    }
-  });
+  if (c.norms.of_qk) NormaliseHeadsBack();
 }
 
 void LayerPass::RunAttentionBack(const float* d_added) {
   const ModelConfig& c = config();
-  MultiplyTokensBack(matrices_.o,
-                     GradientOfPart(layer().attn_out_norm, &now_->attention_out, d_added),
-                     &back_.attended, false);
+  products_.MultiplyBack(matrices_.o,
+                         GradientOfPart(layer().attn_out_norm, &now_->attention_out, d_added),
+                         &back_.attended, false);
   attention_.RunBack(RowsThatAttend(), now_->attended.data(), back_.attended.data(),
                      {.q = back_.qk.data(),
                       .q_stride = back_.qk.width(),
@@ -415,16 +390,20 @@ void LayerPass::RunAttentionBack(const float* d_added) {
                       .far_k = shown_.far_k_post.data(),
                       .far_v = shown_.far_v.data()});
   TurnRowsBack();
-  MultiplyTokensBack(matrices_.qk, back_.qk.data(), &back_.normed, false);
-  MultiplyTokensBack(matrices_.v, back_.v.data(), &back_.normed, true);
+  products_.MultiplyBack(matrices_.qk, back_.qk.data(), &back_.normed, false);
+  products_.MultiplyBack(matrices_.v, back_.v.data(), &back_.normed, true);
 }
 
-RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
+StatusOr<RowGradients> LayerPass::RunBack(const float* stream, float* gradient) {
   const ModelConfig& c = config();
   const int64_t n_values = n_tokens_ * c.hidden_dim;
   const float* const mlp_from = c.parallel_block ? stream : now_->middle.data();
   if (IsKept()) {
     CopyKeys(&now_->qk, &shown_.k_post_rows);
+    if (feed_forward_.ReadsAgain()) {
+      ReadStream(layer().attn_norm, stream, &forward_.normed);
+      ReadForMlp(mlp_from);
+    }
   } else {
     RunAttention(stream, /*shows_queries=*/false);
     if (!c.parallel_block) {
@@ -433,37 +412,35 @@ RowGradients LayerPass::RunBack(const float* stream, float* gradient) {
     }
     RunMlp(mlp_from);
   }
-  RunMlpBack(gradient);
+  KVL_RETURN_IF_ERROR(RunMlpBack(gradient));
   const bool has_ffn_norm = !c.shared_norm;
   if (!c.parallel_block) {
-    NormaliseTokensBack(NormOf(layer().ffn_norm), mlp_from, back_.ffn_normed.data(), true,
-                        gradient);
+    ReadStreamBack(layer().ffn_norm, mlp_from, &back_.ffn_normed, gradient);
   }
   RunAttentionBack(gradient);
   if (c.parallel_block && has_ffn_norm) {
-    NormaliseTokensBack(NormOf(layer().ffn_norm), mlp_from, back_.ffn_normed.data(), true,
-                        gradient);
+    ReadStreamBack(layer().ffn_norm, mlp_from, &back_.ffn_normed, gradient);
   }
   if (c.shared_norm) {
     for (int64_t i = 0; i < n_values; ++i) back_.normed.data()[i] += back_.ffn_normed.data()[i];
   }
-  NormaliseTokensBack(NormOf(layer().attn_norm), stream, back_.normed.data(), true, gradient);
-  NormaliseTokens(NormOf(layer().attn_norm), stream, forward_.normed.data());
-  return {.layer_idx = layer_idx_,
-          .n_tokens = n_tokens_,
-          .k_post = shown_.far_k_post.data(),
-          .k_pre = shown_.far_k_pre.data(),
-          .v = shown_.far_v.data(),
-          .k_post_rows = shown_.k_post_rows.data(),
-          .k_pre_rows = now_->k_pre.data(),
-          .v_rows = now_->v.data(),
-          .projections = {.inputs = forward_.normed.data(),
-                          .k = back_.qk.data() + int64_t{c.n_heads} * c.head_dim,
-                          .k_stride = back_.qk.width(),
-                          .v = back_.v.data()},
-          .through_all = {.k_post = shown_.all_k_post.data(),
-                          .k_pre = shown_.all_k_pre.data(),
-                          .v = back_.v.data()}};
+  ReadStreamBack(layer().attn_norm, stream, &back_.normed, gradient);
+  ReadStream(layer().attn_norm, stream, &forward_.normed);
+  return RowGradients{.layer_idx = layer_idx_,
+                      .n_tokens = n_tokens_,
+                      .k_post = shown_.far_k_post.data(),
+                      .k_pre = shown_.far_k_pre.data(),
+                      .v = shown_.far_v.data(),
+                      .k_post_rows = shown_.k_post_rows.data(),
+                      .k_pre_rows = now_->k_pre.data(),
+                      .v_rows = now_->v.data(),
+                      .projections = {.inputs = forward_.normed.data(),
+                                      .k = back_.qk.data() + int64_t{c.n_heads} * c.head_dim,
+                                      .k_stride = back_.qk.width(),
+                                      .v = back_.v.data()},
+                      .through_all = {.k_post = shown_.all_k_post.data(),
+                                      .k_pre = shown_.all_k_pre.data(),
+                                      .v = back_.v.data()}};
 }
 
 }  // namespace kvlathe

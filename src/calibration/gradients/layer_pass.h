@@ -12,8 +12,9 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "calibration/gradients/attention_gradient.h"
-#include "calibration/gradients/products.h"
-#include "calibration/gradients/row_operators.h"
+#include "calibration/gradients/feed_forward_pass.h"
+#include "calibration/gradients/layer_products.h"
+#include "calibration/gradients/model_norms.h"
 #include "cpu/kernels/elementwise/elementwise.h"
 #include "model/observer.h"
 #include "model/rope.h"
@@ -66,103 +67,88 @@ class LayerPass {
 
   // Makes room for windows of so many tokens. kResourceExhausted when there is none.
   Status Prepare(int64_t n_tokens);
-  enum class Ways { kForward, kBoth };
   // Unpacks what `ways` needs of the weights of a layer, unless it is there; errors are those of
   // ModelWeights::FoldValues.
-  Status Load(int layer_idx, Ways ways);
+  Status Load(int layer_idx, PassWays ways);
 
   // Of the layer that was loaded: stream [n_tokens, hidden_dim] becomes what the layer makes of it.
-  // Shows the rows of the window to `observer`, unless it is null.
-  void Run(float* stream, QkvObserver* observer = nullptr);
+  // Shows the rows of the window to `observer`, unless it is null. kResourceExhausted when there is
+  // no memory for an expert in F32.
+  Status Run(float* stream, QkvObserver* observer = nullptr);
   // Of a layer that was loaded for both ways, after Run of the same window: from what went into it
   // and the gradient with respect to what came out, which becomes the
-  // gradient with respect to what went in. Returns what rows of the layer get.
-  RowGradients RunBack(const float* stream, float* gradient);
+  // gradient with respect to what went in. Returns what rows of the layer get. Errors as Run.
+  StatusOr<RowGradients> RunBack(const float* stream, float* gradient);
 
  private:
-  // A matrix of the layer, as the machine has it and in F32 where a product takes it so.
-  struct Matrix {
-    const Weight* packed = nullptr;
-    FloatMatrix values;
-  };
-  // Rows of one kind, [n_tokens, width].
-  class Rows {
-   public:
-    Status Prepare(int64_t n_tokens, int64_t width);
-    float* data() { return values_.as<float>(); }
-    int64_t width() const { return width_; }
-
-   private:
-    Buffer values_;
-    int64_t width_ = 0;
-  };
   const ModelConfig& config() const { return weights_->config(); }
   const LayerWeights& layer() const { return weights_->layer(layer_idx_); }
-  RowNorm NormOf(const NormWeights& norm) const;
-  RowNorm OutputNormOf(const NormWeights& norm) const;
-  RowNorm HeadNormOf(const NormWeights& norm) const;
   AttentionRows RowsThatAttend();
 
-  template <typename F>
-  void ForTokens(const F& fn);  // fn(Range) on all workers
   void NormaliseTokens(const RowNorm& norm, const float* x, float* y);
   void NormaliseTokensBack(const RowNorm& norm, const float* x, const float* dy, bool accumulate,
                            float* dx);
-  bool TakesPacked(const Weight& w) const {
-    return PackedProducts::AreFaster(w.type(), weights_->types().activations, isa_);
-  }
-  void MultiplyTokens(const Matrix& w, const FloatTable& bias, Rows* from, Rows* to);
-  void MultiplyTokensBack(const Matrix& w, const float* from, Rows* to, bool accumulate);
+  // What attention or the MLP reads of the stream: its norm, or the stream itself.
+  void ReadStream(const NormWeights& norm, const float* stream, TokenRows* to);
+  // Adds the gradient with respect to the stream.
+  void ReadStreamBack(const NormWeights& norm, const float* stream, TokenRows* d_read,
+                      float* gradient);
+  // Of queries beside keys, each with its norm.
+  void NormaliseHeads();
+  void NormaliseHeadsBack();
+  // What multiplies queries behind RoPE; the gradient is multiplied by the same.
+  void WeighTurnedQueries(TokenRows* qk);
   // Turns the heads of rows that lie side by side to the positions of their tokens, in place; with
   // the sines that `Run` or, negated, the way back takes.
   void Turn(int n_heads, const float* sines, int64_t token_stride, float* rows);
   // Copies columns from `column` on, which lie dense then.
-  void CopyColumns(Rows* from, int64_t column, Rows* to);
-  void CopyKeys(Rows* qk, Rows* to) { CopyColumns(qk, qk->width() - to->width(), to); }
+  void CopyColumns(TokenRows* from, int64_t column, TokenRows* to);
+  void CopyKeys(TokenRows* qk, TokenRows* to) { CopyColumns(qk, qk->width() - to->width(), to); }
   QkvView View();
   void ZeroDecisions(int n_heads, int64_t token_stride, float* rows);
   // The channel of the first query of each KV head, where that decides; `again`: behind RoPE.
-  void ZeroQueryChannel(bool again, Rows* qk);
+  void ZeroQueryChannel(bool again, TokenRows* qk);
 
   // The parts of Run, which leave what RunBack needs of them. Queries are copied where they are to
   // be shown.
   void RunAttention(const float* stream, bool shows_queries);
   void ProjectRows(bool shows_queries);
   void RunMlp(const float* from);
-  void RunGate();
+  void ReadForMlp(const float* from);
   // Adds `part`, normalised where the model does that, to the stream.
-  void AddToStream(const NormWeights& norm, Rows* part, float* stream);
+  void AddToStream(const NormWeights& norm, TokenRows* part, float* stream);
   // The parts of RunBack. `d_added` is the gradient with respect to what was added to the stream.
-  void RunMlpBack(const float* d_added);
+  Status RunMlpBack(const float* d_added);
   void RunAttentionBack(const float* d_added);
   void TurnRowsBack();
   Status PrepareKept();
   bool IsKept() const { return now_ != &kept_.back(); }
-  const float* GradientOfPart(const NormWeights& norm, Rows* part, const float* d_added);
+  const float* GradientOfPart(const NormWeights& norm, TokenRows* part, const float* d_added);
 
   ModelWeights* weights_;
   ThreadPool* pool_;
-  Isa isa_;
   const ElementwiseKernels* kernels_;
   int newest_;
-  PackedProducts packed_;
+  LayerProducts products_;
+  ModelNorms norms_;
+  FeedForwardPass feed_forward_;
   LayerRopes ropes_;
   std::vector<std::vector<float>> negated_sines_;  // of the tables, [n_tokens, rope_dim / 2]
   WindowAttention attention_;
 
   int layer_idx_ = -1;
-  Ways ways_ = Ways::kForward;
+  PassWays ways_ = PassWays::kForward;
   int64_t n_tokens_ = 0;
   std::vector<int> positions_;  // [n_tokens]
   struct {
-    Matrix qk, v, o, mlp_in, down;
+    LayerMatrix qk, v, o;
   } matrices_;
   std::shared_ptr<const ValueProjection> values_;
 
   // What a layer computes on its way and its way back needs: heads of queries before those of keys
   // in qk, keys before RoPE, the stream behind attention.
   struct KeptRows {
-    Rows raw_qk, qk, k_pre, v, attended, attention_out, middle, up;
+    TokenRows raw_qk, qk, k_pre, v, attended, attention_out, middle, up;
   };
   std::vector<KeptRows>
       kept_;                 // of layers, as many as there is room for; the last one of all others
@@ -170,15 +156,16 @@ class LayerPass {
   int64_t kept_bytes_;
   // The rest of what it computes.
   struct {
-    Rows normed, ffn_normed, gated, mlp_out;
+    TokenRows normed, ffn_normed, mlp_out;
   } forward_;
   // Gradients with respect to it; `part` is what was added to the stream.
   struct {
-    Rows normed, qk, v, attended, part, ffn_normed, up, gated;
+    TokenRows normed, qk, v, attended, part, ffn_normed;
   } back_;
   // What RowGradients and QkvView point to.
   struct {
-    Rows far_k_post, far_k_pre, far_v, all_k_post, all_k_pre, k_post_rows, q_post_rows, q_pre_rows;
+    TokenRows far_k_post, far_k_pre, far_v, all_k_post, all_k_pre, k_post_rows, q_post_rows,
+        q_pre_rows;
   } shown_;
 };
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "calibration/gradients/row_operators.h"
-
 namespace kvlathe {
 namespace {
 
@@ -32,6 +30,13 @@ Status OutputHead::ForVocabulary(const F& fn) {
 
 int32_t OutputHead::Draw(double uniform, float* logits, double* log_likelihood) const {
   const int64_t vocab = weights_->config().vocab_size;
+  const float cap = weights_->config().logit_cap;
+  std::vector<float> slopes(cap != 0 ? vocab : 0);
+  for (size_t i = 0; i < slopes.size(); ++i) {
+    const float t = std::tanh(logits[i] / cap);
+    logits[i] = cap * t;
+    slopes[i] = 1 - t * t;
+  }
   kernels_->softmax(logits, vocab, 1);
   double total = 0;
   for (int64_t i = 0; i < vocab; ++i) total += logits[i];
@@ -47,6 +52,7 @@ int32_t OutputHead::Draw(double uniform, float* logits, double* log_likelihood) 
   *log_likelihood = std::log(static_cast<double>(logits[drawn]));
   for (int64_t i = 0; i < vocab; ++i) logits[i] = -logits[i];
   logits[drawn] += 1;
+  for (size_t i = 0; i < slopes.size(); ++i) logits[i] *= slopes[i];
   return static_cast<int32_t>(drawn);
 }
 
@@ -55,9 +61,10 @@ Status OutputHead::MakeLogits(int64_t n, const float* normed, float* logits) {
   const Weight& head = weights_->lm_head();
   if (PackedProducts::AreFaster(head.type(), weights_->types().activations, isa_)) {
     KVL_RETURN_IF_ERROR(packed_.Prepare(n * c.hidden_dim, n * c.vocab_size));
-    packed_.Run(head, {}, n, normed, logits);
+    packed_.Run(head, weights_->lm_head_bias().place(), n, normed, logits);
     return OkStatus();
   }
+  const float* const bias = weights_->lm_head_bias().data();
   return ForVocabulary([&](int64_t begin) {
     MultiplyRows({.w = &matrix_,
                   .n_rows = n,
@@ -65,18 +72,14 @@ Status OutputHead::MakeLogits(int64_t n, const float* normed, float* logits) {
                   .from_stride = c.hidden_dim,
                   .to = logits + begin,
                   .to_stride = c.vocab_size},
-                 nullptr, pool_);
+                 bias == nullptr ? nullptr : bias + begin, pool_);
   });
 }
 
 Status OutputHead::RunSlice(std::span<const double> uniform, float* stream, DrawnTokens* drawn) {
   const ModelConfig& c = weights_->config();
   const int64_t hidden = c.hidden_dim, vocab = c.vocab_size, n = std::ssize(uniform);
-  const NormWeights& weights = weights_->final_norm();
-  const RowNorm norm = {.weight = weights.weight.data(),
-                        .bias = weights.bias.empty() ? nullptr : weights.bias.data(),
-                        .eps = c.norms.eps,
-                        .n_dims = hidden};
+  const RowNorm norm = norms_.OfStream(weights_->final_norm());
   float* const normed = normed_.as<float>();
   float* const logits = logits_.as<float>();
   Normalise(*kernels_, norm, n, stream, normed);

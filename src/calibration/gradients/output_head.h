@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "base/threads.h"
+#include "calibration/gradients/model_norms.h"
 #include "calibration/gradients/products.h"
 #include "cpu/kernels/elementwise/elementwise.h"
 #include "model/weights.h"
@@ -28,7 +29,8 @@ class OutputHead {
         pool_(pool),
         isa_(isa),
         kernels_(&GetElementwiseKernels(isa)),
-        packed_(&weights->machine(), pool) {}
+        packed_(&weights->machine(), pool),
+        norms_(weights->config()) {}
 
   // Draws a token at every position from softmax(logits): `uniform` [n_tokens] in [0, 1) says
   // which. stream [n_tokens, hidden_dim] becomes the gradient of the sum of their log-likelihoods
@@ -43,7 +45,8 @@ class OutputHead {
   Status MakeLogits(int64_t n, const float* normed, float* logits);
   // Of [n_tokens] rows of `stream`; adds to what was drawn.
   Status RunSlice(std::span<const double> uniform, float* stream, DrawnTokens* drawn);
-  // Logits become the gradient of the log-likelihood of the token that is drawn with `uniform`.
+  // Logits become the gradient of the log-likelihood of the token that is drawn with `uniform`,
+  // with respect to what the product made where the model caps them.
   int32_t Draw(double uniform, float* logits, double* log_likelihood) const;
 
   const ModelWeights* weights_;
@@ -51,6 +54,7 @@ class OutputHead {
   Isa isa_;
   const ElementwiseKernels* kernels_;
   PackedProducts packed_;
+  ModelNorms norms_;
   FloatMatrix matrix_;
   int64_t matrix_begin_ = -1;  // the piece that matrix_ holds; -1: none
   Buffer normed_, logits_;     // [slice of tokens, hidden_dim], [slice of tokens, vocab_size]

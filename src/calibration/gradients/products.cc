@@ -90,8 +90,8 @@ Status PackedProducts::Prepare(int64_t n_from, int64_t n_to) {
   return to_.EnsureSize(&machine_->memory(), n_to * SizeOf(DType::kF32), "rows of a window");
 }
 
-void PackedProducts::Run(const Weight& w, const FloatTable& bias, int64_t n_rows, const float* from,
-                         float* to) {
+void PackedProducts::Run(const Weight& w, const ObjectPlace& bias, int64_t n_rows,
+                         const float* from, float* to) {
   const int64_t n_from = n_rows * w.n_in(), n_to = n_rows * w.n_out();
   pool_->Run([&](int worker_id) {
     const Range share = ShareOf(n_from, 16, worker_id, pool_->n_workers());
@@ -104,7 +104,7 @@ void PackedProducts::Run(const Weight& w, const FloatTable& bias, int64_t n_rows
                                .x = from_.place(),
                                .x_stride = w.n_in(),
                                .x_type = DType::kBf16,
-                               .bias = bias.place(),
+                               .bias = bias,
                                .y = to_.place(),
                                .y_stride = w.n_out()});
   const std::byte* const shared = memory.HostView(to_.place());

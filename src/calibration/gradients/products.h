@@ -64,9 +64,9 @@ class PackedProducts {
   // Makes room for products of up to n_from numbers that give up to n_to. kResourceExhausted when
   // there is none.
   Status Prepare(int64_t n_from, int64_t n_to);
-  // to [n_rows, n_out] = from [n_rows, n_in] W^T, plus `bias` [n_out] where it is not empty. Rows
-  // are dense.
-  void Run(const Weight& w, const FloatTable& bias, int64_t n_rows, const float* from, float* to);
+  // to [n_rows, n_out] = from [n_rows, n_in] W^T, plus `bias` [n_out] F32 where it is not null.
+  // Rows are dense.
+  void Run(const Weight& w, const ObjectPlace& bias, int64_t n_rows, const float* from, float* to);
 
  private:
   Machine* machine_;

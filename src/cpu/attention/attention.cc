@@ -39,6 +39,11 @@ struct AttentionRun {
   bool is_exact = false;
 };
 
+// Whether a cap has to be told what all keys of a job have lost.
+bool IsToldOffsets(const HeadJob& job, const ScoreRule& rule) {
+  return rule.cap > 0 && !job.lost_keys.is_null();
+}
+
 // Scores of the rows of an item; null where none are wanted.
 struct ScoreRows {
   float* rows = nullptr;  // of the item's first row and entry
@@ -117,7 +122,6 @@ void AddScores(const EntryScoreKernels& kernels, const CpuAccess& access, const 
                .first_visible = job.first_visible + token,
                .n_entries = job.n_entries,
                .sm_scale = rule.scale,
-               .score_cap = rule.cap,
                .row_max = partial.row_max + skipped,
                .row_sum = partial.row_sum + skipped,
                .noise = job.noise != nullptr ? &noise : nullptr,
@@ -129,8 +133,9 @@ void AddScores(const EntryScoreKernels& kernels, const CpuAccess& access, const 
 // caches.
 int64_t ScoreStride(const HeadJob& job) { return RoundUp(job.n_entries, kBlockSize) + 16; }
 
+// `blocks` are the params of the item's blocks.
 void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddresses& at,
-                const WorkItem& item, const SinkQueries& queries, const ScoreRule& rule,
+                const WorkItem& item, const SinkQueries& queries, const AttendParams& blocks,
                 const PartialRows& partial) {
   const DType row_type = job.shape.row_type;
   AttendRowsParams params = {
@@ -146,8 +151,9 @@ void AttendSink(const AttendKernels& kernels, const HeadJob& job, const JobAddre
       .n_entries = job.sinks.n,
       .first_visible = job.sinks.first_visible + item.row_begin / queries.group,
       .window = WindowOf(job.sinks.window),
-      .sm_scale = rule.scale,
-      .score_cap = rule.cap,
+      .sm_scale = blocks.sm_scale,
+      .score_cap = blocks.score_cap,
+      .score_offsets = blocks.score_offsets,
       .o = partial.o,
       .o_stride = job.output_width(),
       .row_max = partial.row_max,
@@ -175,11 +181,13 @@ struct Attention::State {
   const ElementwiseKernels& elementwise;  // likewise
   const EntryScoreKernels& score_kernels;
   std::vector<JobSize> sizes;
-  Buffer scratch;    // per worker: kAttendScratchBytes and two partial results
+  // Per worker: kAttendScratchBytes, two partial results, and score_offsets of an item.
+  Buffer scratch;
   Buffer workspace;  // partial results of split rows
   Buffer scores;     // of the item at work, per worker; then of the split rows
   int64_t worker_bytes = 0;
   int64_t latent_bytes = 0;                 // of worker_bytes, from their start
+  int64_t offset_bytes = 0;                 // of worker_bytes, at their end
   int64_t worker_scores = 0;                // floats
   std::vector<int64_t> split_score_offset;  // [n_splits] floats in `scores`
 
@@ -261,6 +269,11 @@ void Attention::State::RunItems(int worker_id) {
     const JobPart& part = parts[item.job_idx];
     AttendParams params =
         BlockParams(job, at, item, {rule, is_deterministic, is_exact}, partial, item_scores);
+    if (IsToldOffsets(job, rule)) {
+      const std::span<float> lost(sink + plan->max_item_floats, n_rows);
+      FindLostProducts(*own, job, part, item.row_begin, lost);
+      params.score_offsets = lost.data();
+    }
     if (width >
         job.latents.output_width(job.shape.rank_v)) {  // what entries of blocks do not write
       std::fill_n(partial.o, int64_t{n_rows} * width, 0.0f);
@@ -294,12 +307,12 @@ void Attention::State::RunItems(int worker_id) {
     }
     if (item.entry_begin == 0 && job.sinks.n > 0) {
       const PartialRows sink_partial = PartialAt(sink, n_rows, width);
-      AttendSink(kernels, job, at, item, QueriesOfSink(job, at, part, item, latent_scratch), rule,
+      AttendSink(kernels, job, at, item, QueriesOfSink(job, at, part, item, latent_scratch), params,
                  sink_partial);
       MergePartial(sink_partial, n_rows, width, partial);
     }
     if (is_part) continue;
-    AddSinkLogits(*own, job, part, item.row_begin, partial, n_rows);
+    AddSinkLogits(*own, job, part, item.row_begin, rule, partial, n_rows);
     WriteRows(*own, job, part, item.row_begin, n_rows, partial);
     if (item_scores.rows == nullptr) continue;
     AddScores(score_kernels, access, job, item.row_begin, item.row_end, rule, partial, item_scores);
@@ -325,7 +338,8 @@ void Attention::State::MergeSplits(int worker_id) {
     for (int part = 1; part < split.n_parts; ++part) {
       MergePartial(rows_of_part(part), end - begin, width, merged);
     }
-    AddSinkLogits(*own, job, parts[split.job_idx], split.row_begin + begin, merged, end - begin);
+    AddSinkLogits(*own, job, parts[split.job_idx], split.row_begin + begin, rule, merged,
+                  end - begin);
     WriteRows(*own, job, parts[split.job_idx], split.row_begin + begin, end - begin, merged);
   }
 }
@@ -418,7 +432,10 @@ Status Attention::RunPlan(const AttentionPlan& plan) {
     const int64_t n_bytes = PartScratchBytes(jobs[part.job_idx], part, MostRows(plan));
     s.latent_bytes = std::max(s.latent_bytes, n_bytes);
   }
-  s.worker_bytes = s.latent_bytes + kAttendScratchBytes + 2 * 4 * plan.max_item_floats;
+  const auto is_told = [&s](const HeadJob& job) { return IsToldOffsets(job, s.rule); };
+  s.offset_bytes = std::ranges::any_of(jobs, is_told) ? RoundUp(4 * MostRows(plan), 64) : 0;
+  s.worker_bytes =
+      s.latent_bytes + kAttendScratchBytes + 2 * 4 * plan.max_item_floats + s.offset_bytes;
   KVL_RETURN_IF_ERROR(
       s.scratch.EnsureSize(s.worker_bytes * s.pool->n_workers(), "attention scratch"));
   KVL_RETURN_IF_ERROR(

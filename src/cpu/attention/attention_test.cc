@@ -15,6 +15,7 @@
 #include "cpu/attention/addresses.h"
 #include "cpu/kernels/attend/attend.h"
 #include "cpu/kernels/residents/cpu_residents.h"
+#include "cpu/kernels/testing/attend_ref.h"
 #include "cpu/memory/host_places.h"
 #include "tensor/dtype.h"
 
@@ -63,6 +64,9 @@ struct HeadShape {
   int n_tokens = 1;   // the last of them
   int n_sink = 0;     // positions that the sink keeps when there are as many
   int window = kNoWindow;
+  float score_cap = 0;
+  bool has_sink_logits = false;
+  bool loses_keys = false;  // all keys are stored less the same row
 };
 
 // One KV head of one sequence. Position p lies in the sink if p < n_sink, else in entry p - n_sink.
@@ -78,7 +82,9 @@ class Head {
         v_(RowsOf(s_.n_total, s_.rank_v, 1)),
         sink_k_(RowsOf(s_.n_sink, kHeadDim, 1)),
         out_stride_(s_.gqa_group * s_.rank_v + 16),
-        out_(s_.n_total * out_stride_, row_type) {
+        out_(s_.n_total * out_stride_, row_type),
+        sink_logits_(RowsIn(DType::kF32, 1, s_.gqa_group, 2)),
+        lost_(RowsIn(DType::kF32, 1, kHeadDim, s_.loses_keys ? 0.5 : 0)) {
     Store();
     Poison();
   }
@@ -86,6 +92,9 @@ class Head {
   // The last n_tokens of the first n_total positions, as one step.
   HeadJob Step(int n_total, int n_tokens) {
     const int first = n_total - n_tokens;
+    const auto place_if = [](bool is_there, const Rows& rows) {
+      return is_there ? At(rows.at(0)) : ObjectPlace();
+    };
     return {.device = &device_,
             .shape = block_shape_,
             .head_dim = kHeadDim,
@@ -104,6 +113,8 @@ class Head {
                       .n = std::min(s_.n_sink, n_total),
                       .first_visible = first + 1,
                       .window = s_.window},
+            .lost_keys = place_if(s_.loses_keys, lost_),
+            .sink_logits = place_if(s_.has_sink_logits, sink_logits_),
             .out = At(out_.bytes.data() + first * out_stride_ * SizeOf(block_shape_.row_type)),
             .out_type = block_shape_.row_type,
             .out_stride = out_stride_};
@@ -134,7 +145,12 @@ class Head {
   std::vector<double> WeightsOf(int pos, int h) const {
     const int64_t row = int64_t{pos} * s_.gqa_group + h;
     std::vector<double> weights(pos + 1);
-    double sum = 0, top = -1e300;
+    double lost = 0;
+    for (int d = 0; d < kHeadDim; ++d) {
+      lost += double{q_full_.values[row * kHeadDim + d]} * lost_.values[d] * kSmScale;
+    }
+    const double logit = s_.has_sink_logits ? sink_logits_.values[h] : -1e300;
+    double sum = 0, top = logit;
     const int begin = std::max(0, pos + 1 - s_.window);
     for (int p = begin; p <= pos; ++p) {
       const bool in_sink = p < s_.n_sink;
@@ -142,12 +158,14 @@ class Head {
       const float* q = (in_sink ? q_full_ : q_).values.data() + row * n_dims;
       const float* k = (in_sink ? sink_k_ : k_).values.data() + int64_t{p} * n_dims;
       for (int d = 0; d < n_dims; ++d) weights[p] += double{q[d]} * k[d] * kSmScale;
+      weights[p] = CapScoreRef(weights[p] + lost, s_.score_cap);
       top = std::max(top, weights[p]);
     }
     for (int p = 0; p <= pos; ++p) {
       weights[p] = p < begin ? 0 : std::exp(weights[p] - top);
       sum += weights[p];
     }
+    if (s_.has_sink_logits) sum += std::exp(logit - top);
     for (double& w : weights) w /= sum;
     return weights;
   }
@@ -195,7 +213,10 @@ class Head {
 
  private:
   Rows RowsOf(int64_t n_rows, int n_dims, double sigma) {
-    Rows rows(n_rows * n_dims, block_shape_.row_type);
+    return RowsIn(block_shape_.row_type, n_rows, n_dims, sigma);
+  }
+  Rows RowsIn(DType type, int64_t n_rows, int n_dims, double sigma) {
+    Rows rows(n_rows * n_dims, type);
     rows.Fill(sigma, random_);
     return rows;
   }
@@ -239,6 +260,7 @@ class Head {
   Rows q_, q_full_, k_, v_, sink_k_;
   int64_t out_stride_;
   Rows out_;
+  Rows sink_logits_, lost_;
   std::vector<ObjectId> blocks_;
   ObjectPlace stored_sink_k_, stored_sink_v_;
 };
@@ -253,13 +275,15 @@ Batch MakeBatch(const std::vector<HeadShape>& shapes, DType row_type) {
   return batch;
 }
 
+// All jobs have one cap.
 void RunBatch(const Batch& batch, Attention* attention, Schedule schedule) {
   std::vector<HeadJob> jobs;
   for (const auto& head : batch) {
     head->Poison();
     jobs.push_back(head->Step());
   }
-  ASSERT_TRUE(attention->Run(jobs, kSmScale, schedule).ok());
+  const ScoreRule rule = {kSmScale, batch[0]->shape().score_cap};
+  ASSERT_TRUE(attention->Run(jobs, rule, schedule).ok());
 }
 
 // Prefill chunks and decode tokens, long and short, with and without sinks, of every shape.
@@ -337,11 +361,42 @@ TEST(AttentionTest, WindowsMatchReferenceAlsoWhereTheyLeaveTheSinkBehind) {
   }
 }
 
+// Keys that have lost a row, which sink logits and caps have to make up for.
+TEST(AttentionTest, SinkLogitsAndCapsMatchReference) {
+  for (const float cap : {0.0f, 2.0f}) {
+    std::vector<HeadShape> shapes = RaggedShapes();
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      shapes[i].score_cap = cap;
+      shapes[i].has_sink_logits = i % 3 != 0 || cap == 0;
+      shapes[i].loses_keys = i % 4 != 1;
+      if (i % 4 == 2) shapes[i].window = 100;
+    }
+    for (const DType row_type : {DType::kF32, DType::kBf16}) {
+      const Batch batch = MakeBatch(shapes, row_type);
+      for (const Isa isa : AvailableIsas()) {
+        for (const int n_workers : {1, 3}) {
+          ThreadPool pool(n_workers);
+          Attention attention(&pool, isa, &Memory(), &NoResidents());
+          RunBatch(batch, &attention, Schedule::kBalanced);
+          for (size_t i = 0; i < batch.size(); ++i) {
+            batch[i]->ExpectMatchesReference(
+                row_type == DType::kF32 ? 2e-5 : 0.02,
+                fmt::format("{} {}, cap {}, job {}", IsaName(isa), DTypeName(row_type), cap, i));
+          }
+        }
+      }
+    }
+  }
+}
+
 // Jobs of the same step, some of which ask for the attention that their entries get.
 TEST(AttentionTest, SumsTheAttentionOfEntries) {
-  const std::vector<HeadShape> shapes = RaggedShapes();
-  const Batch batch = MakeBatch(shapes, DType::kF32);
+  std::vector<HeadShape> shapes = RaggedShapes();
+  for (size_t i = 0; i < shapes.size(); ++i) shapes[i].has_sink_logits = i % 2 == 0;
+  for (size_t i = 0; i < shapes.size(); ++i) shapes[i].loses_keys = i % 4 < 2;
   for (int n_workers : {1, 3, 8}) {
+    for (HeadShape& shape : shapes) shape.score_cap = n_workers == 3 ? 2 : 0;
+    const Batch batch = MakeBatch(shapes, DType::kF32);
     for (Schedule schedule : kSchedules) {
       ThreadPool pool(n_workers);
       Attention attention(&pool, AvailableIsas().back(), &Memory(), &NoResidents());
@@ -354,7 +409,7 @@ TEST(AttentionTest, SumsTheAttentionOfEntries) {
         job.scored = {.object = {job.device->Allocate(n_bytes), 0}, .has_sums = true};
         job.first_scored = i % 3 == 0 ? 0 : job.n_tokens / 3 * 2;
       }
-      ASSERT_TRUE(attention.Run(jobs, kSmScale, schedule).ok());
+      ASSERT_TRUE(attention.Run(jobs, {kSmScale, shapes[0].score_cap}, schedule).ok());
       for (size_t i = 0; i < batch.size(); ++i) {
         const std::string what = fmt::format("{} workers, schedule {}, job {}", n_workers,
                                              static_cast<int>(schedule), i);
@@ -382,7 +437,7 @@ TEST(AttentionTest, BatchedEqualsSingle) {
   for (size_t i = 0; i < batch.size(); ++i) {
     batch[i]->Poison();
     const HeadJob job = batch[i]->Step();
-    ASSERT_TRUE(attention.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
+    ASSERT_TRUE(attention.Run({&job, 1}, {kSmScale}, Schedule::kBalanced).ok());
     const std::vector<float> alone = batch[i]->Outputs();
     for (size_t j = 0; j < alone.size(); ++j) ASSERT_NEAR(alone[j], together[i][j], 1e-5) << i;
   }
@@ -400,7 +455,7 @@ TEST(AttentionTest, ChunkedPrefillEqualsWhole) {
     ThreadPool pool(2);
     Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
     const HeadJob whole_job = head.Step();
-    ASSERT_TRUE(attention.Run({&whole_job, 1}, kSmScale, Schedule::kBalanced).ok());
+    ASSERT_TRUE(attention.Run({&whole_job, 1}, {kSmScale}, Schedule::kBalanced).ok());
     const std::vector<float> whole = head.Outputs();
     head.Poison();
     // The first chunks end inside the sink, at a block boundary, and one past it.
@@ -408,7 +463,7 @@ TEST(AttentionTest, ChunkedPrefillEqualsWhole) {
     int first = 0;
     for (int end : ends) {
       const HeadJob job = head.Step(end, end - first);
-      ASSERT_TRUE(attention.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
+      ASSERT_TRUE(attention.Run({&job, 1}, {kSmScale}, Schedule::kBalanced).ok());
       first = end;
     }
     const std::vector<float> chunked = head.Outputs();
@@ -424,7 +479,7 @@ TEST(AttentionTest, RowsThatSeeNothingGiveZeros) {
   Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
   HeadJob job = head.Step();
   job.first_visible = -9;  // tokens 0 to 9 see nothing
-  ASSERT_TRUE(attention.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
+  ASSERT_TRUE(attention.Run({&job, 1}, {kSmScale}, Schedule::kBalanced).ok());
   for (int pos = 0; pos < 10; ++pos) {
     for (float x : head.OutputOf(pos)) EXPECT_EQ(x, 0) << pos;
   }
@@ -437,7 +492,7 @@ TEST(AttentionTest, WritesNothingBetweenOutputRows) {
   ThreadPool pool(2);
   Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
   const HeadJob job = head.Step();
-  ASSERT_TRUE(attention.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
+  ASSERT_TRUE(attention.Run({&job, 1}, {kSmScale}, Schedule::kBalanced).ok());
   for (int t = 0; t < 80; ++t) {
     const float* row = CpuAccess(Memory()).As<const float>(job.out) + t * job.out_stride;
     for (int64_t i = 2 * 32; i < job.out_stride; ++i) EXPECT_TRUE(std::isnan(row[i])) << t;
@@ -458,7 +513,7 @@ TEST(AttentionTest, DeterministicRowsAreThoseOfTokensAlone) {
         const int n_total = head->shape().n_total;
         for (int end = n_total - head->shape().n_tokens + 1; end <= n_total; ++end) {
           const HeadJob job = head->Step(end, 1);
-          ASSERT_TRUE(one_by_one.Run({&job, 1}, kSmScale, Schedule::kBalanced).ok());
+          ASSERT_TRUE(one_by_one.Run({&job, 1}, {kSmScale}, Schedule::kBalanced).ok());
         }
         alone.push_back(head->Outputs());
       }
@@ -480,7 +535,7 @@ TEST(AttentionTest, DeterministicRowsAreThoseOfTokensAlone) {
 TEST(AttentionTest, NoJobsIsNoWork) {
   ThreadPool pool(2);
   Attention attention(&pool, Isa::kScalar, &Memory(), &NoResidents());
-  ASSERT_TRUE(attention.Run({}, kSmScale, Schedule::kBalanced).ok());
+  ASSERT_TRUE(attention.Run({}, {kSmScale}, Schedule::kBalanced).ok());
 }
 
 }  // namespace

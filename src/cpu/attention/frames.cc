@@ -37,7 +37,7 @@ struct FrameMemory {
     angles = take_floats(head_dim);
     row = take_floats(head_dim);
     whole = take_floats(n * head_dim);
-    offset_scores = take_floats(n_together);
+    lost_products = take_floats(n_together);
     mean = take_floats(MeanQueries::MemoryFloats(n_rows, kFrameBlocks));
     turned = take(n_together * head_dim * element);
     mapped = take(n_together * shape.rank_k * element);
@@ -47,7 +47,7 @@ struct FrameMemory {
   float* angles;         // cosines of a frame, then sines
   float* row;            // a query, turned back
   float* whole;          // queries as they are
-  float* offset_scores;  // by frame and row of the call
+  float* lost_products;  // by frame and row of the call
   float* mean;           // MeanQueries of a frame
   std::byte* turned;     // queries of one map, by frame, turned back
   std::byte* mapped;     // and mapped
@@ -111,8 +111,8 @@ class FrameQueries {
   const std::byte* q(int frame) const {
     return memory_.q + int64_t{frame} * params_.n_rows * params_.shape.rank_k * element_;
   }
-  const float* offset_scores(int frame) const {
-    return memory_.offset_scores + int64_t{frame} * params_.n_rows;
+  const float* lost_products(int frame) const {
+    return memory_.lost_products + int64_t{frame} * params_.n_rows;
   }
 
   const MeanQueries& mean() const { return mean_; }
@@ -144,12 +144,12 @@ class FrameQueries {
     elementwise.convert(
         memory_.row, d, type_,
         memory_.turned + (int64_t{frame} * n_map_rows_ + i) * int64_t{d} * element_);
-    memory_.offset_scores[int64_t{frame} * params_.n_rows + row] = OffsetScore(map);
+    memory_.lost_products[int64_t{frame} * params_.n_rows + row] = LostProduct(map);
   }
 
-  // What the offset that keys have lost would add to the score of each key of the frame, for the
-  // query that was turned back last. Without frames it is the same for all keys, and nothing.
-  float OffsetScore(int map) const {
+  // What the offset that keys have lost would add to the product with each key of the frame, for
+  // the query that was turned back last. Without frames it is the same for all keys, and nothing.
+  float LostProduct(int map) const {
     if (frames_.key_offset == nullptr) return 0;
     const int d = frames_.head_dim;
     const float* const offset = frames_.key_offset + int64_t{map} * d;
@@ -162,7 +162,7 @@ class FrameQueries {
     float sum = 0;
     for (; i < d; ++i) sum += offset[i] * memory_.row[i];
     for (const float part : sums) sum += part;
-    return params_.sm_scale * sum;
+    return sum;
   }
 
   const FrameKernels& kernels_;
@@ -217,9 +217,13 @@ void AttendFrames(const FrameKernels& kernels, const FramesOfHead& frames, const
       frame.row_max = more.row_max;
       frame.row_sum = more.row_sum;
     }
+    const float* const lost_products = queries.lost_products(idx);
+    frame.score_offsets = lost_products;
     kernels.attend.attend(frame, scratch.kernel);
-    const float* const offset_scores = queries.offset_scores(idx);
-    for (int row = 0; row < p.n_rows; ++row) frame.row_max[row] += offset_scores[row];
+    // With a cap the kernel has added them.
+    for (int row = 0; p.score_cap == 0 && row < p.n_rows; ++row) {
+      frame.row_max[row] += p.sm_scale * lost_products[row];
+    }
     if (!is_first) MergePartial(more, p.n_rows, rank_v, {p.o, p.row_max, p.row_sum}, p.o_stride);
     entry = frame.kv_end;
   }

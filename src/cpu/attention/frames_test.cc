@@ -43,6 +43,7 @@ struct FramesCase {
   int window = kNoWindow;
   int kv_begin = 0;
   bool has_frames = true;
+  float score_cap = 0;
 };
 
 // One head of the cache that joins two of the model, whose maps put the channels of either in their
@@ -75,6 +76,7 @@ class FramesProblem {
                            .first_visible = c_.n_entries - c_.n_tokens + 1,
                            .window = c_.window,
                            .sm_scale = kSmScale,
+                           .score_cap = c_.score_cap,
                            .o = o.data(),
                            .o_stride = kRankV,
                            .row_max = row_max.data(),
@@ -106,6 +108,9 @@ class FramesProblem {
     } else {
       params.q = q_.data();  // maps only put channels in their places
       params.q_stride = kRank;
+      // Without a cap softmax ignores it.
+      const std::vector<float> lost = LostProducts();
+      params.score_offsets = lost.data();
       Buffer own =
           Buffer::Allocate(LessMeanScratchBytes(kModelDim, n_rows, n_floats), "own").value();
       AttendLessMean(kernels, frames, params, {kernel.data(), own.data()});
@@ -124,6 +129,7 @@ class FramesProblem {
                       .first_visible = c_.n_entries - c_.n_tokens + 1,
                       .window = c_.window,
                       .sm_scale = kSmScale,
+                      .score_cap = c_.score_cap,
                       .q = {q_.begin(), q_.end()},
                       .k = turned_keys_,
                       .v = values_})
@@ -144,6 +150,16 @@ class FramesProblem {
         sin_.push_back(static_cast<float>(kAmplitude * std::sin(frequency * p)));
       }
     }
+  }
+
+  // What the offset would add to the products of each row.
+  std::vector<float> LostProducts() const {
+    std::vector<float> lost(c_.n_tokens * c_.group);
+    for (size_t row = 0; row < lost.size(); ++row) {
+      const float* const q = q_.data() + row * kMaps * kModelDim;
+      for (int i = 0; i < kMaps * kModelDim; ++i) lost[row] += q[i] * offset_[i];
+    }
+    return lost;
   }
 
   void MakeMaps() {
@@ -231,12 +247,13 @@ void ExpectSame(const FramesCase& shape) {
 // Frames of which several are one product, and more than one such product.
 TEST(Frames, AreAttentionToKeysAfterRope) {
   for (const int group : {2, 4, 12}) ExpectSame({.group = group});
+  ExpectSame({.group = 4, .score_cap = 1});
   ExpectSame({.n_entries = 2000, .n_tokens = 3, .group = 4});
 }
 
 TEST(Frames, ManyTokensSeeTheirOwnEntries) {
   ExpectSame({.n_entries = 700, .n_tokens = 90, .group = 2});
-  ExpectSame({.n_entries = 600, .n_tokens = 9, .group = 4, .window = 150});
+  ExpectSame({.n_entries = 600, .n_tokens = 9, .group = 4, .window = 150, .score_cap = 2});
 }
 
 // A part of a range begins inside a frame.
@@ -246,6 +263,7 @@ TEST(Frames, BeginAnywhere) { ExpectSame({.n_entries = 900, .group = 6, .kv_begi
 TEST(KeysLessMean, AreAttentionToKeysAfterRope) {
   for (const int group : {2, 4, 12}) ExpectSame({.group = group, .has_frames = false});
   ExpectSame({.n_entries = 9000, .group = 2, .has_frames = false});
+  ExpectSame({.n_entries = 2000, .n_tokens = 2, .group = 4, .has_frames = false, .score_cap = 1});
   ExpectSame({.n_entries = 2000, .n_tokens = 30, .group = 4, .has_frames = false});
 }
 

@@ -86,13 +86,36 @@ int64_t PartScratchBytes(const HeadJob& job, const JobPart& part, int n_rows) {
   return std::max(sink_bytes, RebuiltScratchBytes(job.shape, job.rebuilt.head_dim, n_rows));
 }
 
+void FindLostProducts(const CpuAccess& own, const HeadJob& job, const JobPart& part, int row_begin,
+                      std::span<float> lost) {
+  const auto* const keys = own.As<const float>(job.lost_keys);
+  const std::byte* const q = own.At(job.q_full);
+  const int group = part.Group(job);
+  constexpr int kStep = 128;  // channels of a query at a time
+  float channels[kStep];
+  for (size_t i = 0; i < lost.size(); ++i) {
+    const int64_t row = row_begin + static_cast<int64_t>(i);
+    const int64_t of_job = row / group * job.gqa_group + part.FirstHead(job) + row % group;
+    const std::byte* const query = RowAt(q, of_job, job.q_full_stride, job.shape.row_type);
+    lost[i] = 0;
+    for (int first = 0; first < job.head_dim; first += kStep) {
+      const int n = std::min(kStep, job.head_dim - first);
+      ConvertToFloat(job.shape.row_type, query + first * SizeOf(job.shape.row_type), n, channels);
+      for (int r = 0; r < n; ++r) lost[i] += channels[r] * keys[first + r];
+    }
+  }
+}
+
 void AddSinkLogits(const CpuAccess& own, const HeadJob& job, const JobPart& part, int row_begin,
-                   const PartialRows& partial, int n_rows) {
+                   const ScoreRule& rule, const PartialRows& partial, int n_rows) {
   if (job.sink_logits.is_null()) return;
   const auto* const logits = own.As<const float>(job.sink_logits) + part.FirstHead(job);
   const int group = part.Group(job), width = job.output_width();
+  const bool is_less = !job.lost_keys.is_null() && rule.cap == 0;
   for (int row = 0; row < n_rows; ++row) {
-    const float logit = logits[(row_begin + row) % group];
+    float lost = 0;
+    if (is_less) FindLostProducts(own, job, part, row_begin + row, {&lost, 1});
+    const float logit = logits[(row_begin + row) % group] - rule.scale * lost;
     float& row_max = partial.row_max[row];
     if (logit > row_max) {
       const float scale = std::exp(row_max - logit);

@@ -55,10 +55,16 @@ SinkQueries QueriesOfSink(const HeadJob& job, const JobAddresses& at, const JobP
 // What a part needs for items of n_rows rows at most: for AttendRebuilt, and then for its sinks.
 int64_t PartScratchBytes(const HeadJob& job, const JobPart& part, int n_rows);
 
+// Sets lost[i] to what HeadJob::lost_keys would add to every product of row row_begin + i of a part
+// and a key.
+void FindLostProducts(const CpuAccess& own, const HeadJob& job, const JobPart& part, int row_begin,
+                      std::span<float> lost);
+
 // Adds what the sink logits of the job's query heads count for to the complete results of such
-// rows, as the partial result of one entry whose value is 0.
+// rows, as the partial result of one entry whose value is 0. Logits are less by what all scores of
+// a row have lost, unless a cap has given it back to them.
 void AddSinkLogits(const CpuAccess& own, const HeadJob& job, const JobPart& part, int row_begin,
-                   const PartialRows& partial, int n_rows);
+                   const ScoreRule& rule, const PartialRows& partial, int n_rows);
 
 // Writes rows [row_begin, row_begin + n_rows) of a part's output; they need not be whole tokens.
 void WriteRows(const CpuAccess& own, const HeadJob& job, const JobPart& part, int row_begin,

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/random.h"
+#include "cpu/kernels/testing/attend_ref.h"
 #include "tensor/buffer.h"
 
 namespace kvlathe {
@@ -19,6 +20,7 @@ struct Case {
   int n_entries, n_tokens, window, kv_begin;
   bool has_gaps;     // positions are those of entries that stayed
   int n_slices = 1;  // heads that share the latents
+  float score_cap = 0;
 };
 
 Rows Draw(Random* random, int n_rows, int width) {
@@ -97,9 +99,9 @@ TEST_P(AttendLatentsTest, IsAttentionToTheKeysOfTheLatents) {
     for (int e = 0; e < c.n_entries; ++e) {
       double score = 0;
       for (int i = 0; i < kHeadDim; ++i) score += queries_[row][i] * keys[e][i];
-      scores[row].push_back(score);
+      scores[row].push_back(CapScoreRef(score * sm_scale, c.score_cap) / sm_scale);
       if (e < c.kv_begin || e >= end || e < end - c.window) continue;
-      const double weight = std::exp(score * sm_scale);
+      const double weight = std::exp(CapScoreRef(score * sm_scale, c.score_cap));
       sum += weight;
       for (int r = 0; r < width; ++r) expected[row][r] += weight * values_[e][r];
     }
@@ -184,6 +186,7 @@ TEST_P(AttendLatentsTest, IsAttentionToTheKeysOfTheLatents) {
                                    .first_visible = first_visible,
                                    .window = c.window,
                                    .sm_scale = sm_scale,
+                                   .score_cap = c.score_cap,
                                    .o = o.data(),
                                    .o_stride = width,
                                    .row_max = row_max.data(),
@@ -214,10 +217,10 @@ INSTANTIATE_TEST_SUITE_P(
     Cases, AttendLatentsTest,
     ::testing::Values(
         Case{1, 1, kNoWindow, 0, false}, Case{700, 5, kNoWindow, 0, false},
-        Case{700, 1, kNoWindow, 0, true}, Case{530, 40, kNoWindow, 128, true},
+        Case{700, 1, kNoWindow, 0, true, 1, 2}, Case{530, 40, kNoWindow, 128, true},
         Case{700, 30, 200, 0, false}, Case{700, 1, 300, 512, false},
         // 66 x 16 latents a key and 528 numbers a value: more than kernels take at once
-        Case{700, 5, kNoWindow, 0, false, 2}, Case{330, 40, kNoWindow, 128, true, 4},
+        Case{700, 5, kNoWindow, 0, false, 2}, Case{330, 40, kNoWindow, 128, true, 4, 2},
         Case{500, 30, 200, 0, false, 33}, Case{290, 3, kNoWindow, 0, false, 33}));
 
 }  // namespace

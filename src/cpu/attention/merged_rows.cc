@@ -45,11 +45,16 @@ class MergedAttention {
  private:
   int Closed(int token) const { return std::max(0, m_.job.merged.n_closed[token]); }
 
+  const float* OffsetsFrom(int64_t row) const {
+    return params_.score_offsets == nullptr ? nullptr : params_.score_offsets + row;
+  }
+
   // n_rows rows from first_row on, which see the same entries: to the kernel they are one token.
   void AttendEntries(int first_row, int n_rows, SeenEntries seen, const PartialRows& to) const {
     AttendParams call = params_;
     call.gqa_group = call.n_rows = n_rows;
     call.q = RowAt(params_.q, first_row, params_.q_stride, params_.shape.row_type);
+    call.score_offsets = OffsetsFrom(first_row);
     call.kv_begin = seen.begin / kBlockSize * kBlockSize;
     call.first_visible = call.kv_end = std::max(call.kv_begin, seen.end);
     call.window = seen.begin > call.kv_begin ? seen.end - seen.begin : kNoWindow;
@@ -77,6 +82,7 @@ class MergedAttention {
                             .first_visible = 1,
                             .sm_scale = params_.sm_scale,
                             .score_cap = params_.score_cap,
+                            .score_offsets = OffsetsFrom(row),
                             .o = m_.spare.o,
                             .o_stride = width_,
                             .row_max = m_.spare.row_max,

@@ -12,6 +12,7 @@
 #include "base/random.h"
 #include "cpu/attention/attention.h"
 #include "cpu/kernels/residents/cpu_residents.h"
+#include "cpu/kernels/testing/attend_ref.h"
 #include "cpu/memory/host_places.h"
 
 namespace kvlathe {
@@ -29,6 +30,7 @@ ObjectPlace At(const void* rows) {
 
 constexpr int kRankK = 32, kRankV = 48, kGroup = 2, kSink = 3;
 const float kSmScale = 1.0f / std::sqrt(static_cast<float>(kRankK));
+constexpr float kCap = 3;
 
 // One KV head: every position has a row, of which those stay that close their entry.
 class MergedHead {
@@ -38,6 +40,7 @@ class MergedHead {
     q_ = Normal(n_total * kGroup * kRankK, 2);
     k_ = Normal(n_total * kRankK, 1);
     v_ = Normal(n_total * kRankV, 1);
+    lost_ = Normal(kRankK, 1);
     out_.assign(n_tokens * kGroup * kRankV, NAN);
     for (int p = 0; p < n_total; ++p) {
       const bool joins = p > kSink && random_.Uniform() < share_merged;
@@ -66,6 +69,7 @@ class MergedHead {
                       .v = Stored(v_),
                       .n = std::min(kSink, n_total_),
                       .first_visible = first + 1},
+            .lost_keys = At(lost_.data()),
             .out = At(out_.data()),
             .out_stride = kGroup * kRankV,
             .merged = {.n_closed = n_closed_.data(),
@@ -88,9 +92,9 @@ class MergedHead {
           if (!is_seen) continue;
           double score = 0;
           for (int d = 0; d < kRankK; ++d) {
-            score += double{q_[(pos * kGroup + h) * kRankK + d]} * k_[p * kRankK + d];
+            score += double{q_[(pos * kGroup + h) * kRankK + d]} * (k_[p * kRankK + d] + lost_[d]);
           }
-          const double weight = std::exp(score * kSmScale);
+          const double weight = std::exp(CapScoreRef(score * kSmScale, kCap));
           sum += weight;
           for (int r = 0; r < kRankV; ++r) want[r] += weight * v_[p * kRankV + r];
         }
@@ -146,7 +150,7 @@ class MergedHead {
   std::unique_ptr<CpuDevice> device_ = std::make_unique<CpuDevice>();
   int n_total_, n_tokens_;
   Random random_;
-  std::vector<float> q_, k_, v_, out_;
+  std::vector<float> q_, k_, v_, lost_, out_;
   std::vector<int> entry_;     // of each position; -1 in the sink
   std::vector<int> n_closed_;  // of the step's tokens
   std::vector<ObjectId> blocks_;
@@ -171,7 +175,7 @@ TEST(MergedRowsTest, MatchReferenceForAllInstructionSetsSchedulesAndWorkerCounts
           const CpuResidents residents(&Memory());
           Attention attention(&pool, isa, &Memory(), &residents);
           attention.set_deterministic(is_deterministic);
-          ASSERT_TRUE(attention.Run(jobs, kSmScale, schedule).ok());
+          ASSERT_TRUE(attention.Run(jobs, {kSmScale, kCap}, schedule).ok());
           for (const MergedHead& head : heads) head.ExpectMatchesReference(IsaName(isa));
         }
       }

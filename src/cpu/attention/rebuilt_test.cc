@@ -29,6 +29,7 @@ struct RebuiltCase {
   int n_entries = 700, n_tokens = 40, group = 4;
   int window = kNoWindow;
   int kv_begin = 0;
+  float score_cap = 0;
 };
 
 double SpeedOf(int pair) { return std::pow(10000.0, -pair / double{kPairs}); }
@@ -100,6 +101,7 @@ class RebuiltProblem {
     params.first_visible = c_.n_entries - c_.n_tokens + 1;
     params.window = c_.window;
     params.sm_scale = kSmScale;
+    params.score_cap = c_.score_cap;
     params.o_stride = stored_v();
     std::vector<RebuiltHead> heads(c_.n_maps);
     std::vector<PackedMatrix> packed(3 * c_.n_maps);
@@ -197,6 +199,7 @@ class RebuiltProblem {
                                                .first_visible = c_.n_entries - c_.n_tokens + 1,
                                                .window = c_.window,
                                                .sm_scale = kSmScale,
+                                               .score_cap = c_.score_cap,
                                                .q = q,
                                                .k = k,
                                                .v = v})
@@ -309,6 +312,7 @@ TEST(Rebuilt, KeysGetBackWhatTheyHaveLost) {
   ExpectSameAsModel({.has_frames = true});
   ExpectSameAsModel({.has_mean = true});
   ExpectSameAsModel({.has_frames = true, .has_mean = true});
+  ExpectSameAsModel({.has_frames = true, .has_mean = true, .score_cap = 1});
 }
 
 TEST(Rebuilt, ValuesMayStayAsTheyAre) {

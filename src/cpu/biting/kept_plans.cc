@@ -30,6 +30,22 @@ TakeRowsPlan KeptPlans::Keep(TakeRowsPlan plan) {
   return plan;
 }
 
+GatherRowsPlan KeptPlans::Keep(GatherRowsPlan plan) {
+  plan.from = KeepAll(plan.from);
+  return plan;
+}
+
+ExpertProductsPlan KeptPlans::Keep(ExpertProductsPlan plan) {
+  plan.items = KeepAll(plan.items);
+  return plan;
+}
+
+WeightedRowsPlan KeptPlans::Keep(WeightedRowsPlan plan) {
+  plan.rows = KeepAll(plan.rows);
+  plan.weights = KeepAll(plan.weights);
+  return plan;
+}
+
 PrunePlan KeptPlans::Keep(PrunePlan plan) {
   std::vector<PruneHead>* const heads =
       Own(std::vector<PruneHead>(plan.heads.begin(), plan.heads.end()));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "machine/attention/head_job.h"
+#include "machine/expert_plans.h"
 #include "machine/plans.h"
 
 namespace kvlathe {
@@ -18,6 +19,9 @@ class KeptPlans {
   HeadProductsPlan Keep(HeadProductsPlan plan);
   RotatePlan Keep(RotatePlan plan);
   TakeRowsPlan Keep(TakeRowsPlan plan);
+  GatherRowsPlan Keep(GatherRowsPlan plan);
+  ExpertProductsPlan Keep(ExpertProductsPlan plan);
+  WeightedRowsPlan Keep(WeightedRowsPlan plan);
   PrunePlan Keep(PrunePlan plan);
   SealBatch Keep(SealBatch batch);
   RotatedBatch Keep(RotatedBatch batch);

@@ -28,6 +28,11 @@ std::vector<float> LateBackend::TakeChannel(const TakeChannelPlan& plan) {
   return backend_.TakeChannel(plan);
 }
 
+RoutedRows LateBackend::Route(const RoutePlan& plan) {
+  queue_.Run();
+  return backend_.Route(plan);
+}
+
 void LateBackend::MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) {
   queue_.Run();
   backend_.MergeRows(plan, n_closed);
@@ -63,6 +68,21 @@ void LateBackend::Gate(const GatePlan& plan) {
 
 void LateBackend::Cap(const CapPlan& plan) {
   Late([this, plan] { backend_.Cap(plan); });
+}
+
+void LateBackend::GatherRows(const GatherRowsPlan& plan) {
+  const auto kept = std::make_shared<KeptPlans>();
+  Late([this, kept, copy = kept->Keep(plan)] { backend_.GatherRows(copy); });
+}
+
+void LateBackend::ProjectExperts(const ExpertProductsPlan& plan) {
+  const auto kept = std::make_shared<KeptPlans>();
+  Late([this, kept, copy = kept->Keep(plan)] { backend_.ProjectExperts(copy); });
+}
+
+void LateBackend::AddWeighted(const WeightedRowsPlan& plan) {
+  const auto kept = std::make_shared<KeptPlans>();
+  Late([this, kept, copy = kept->Keep(plan)] { backend_.AddWeighted(copy); });
 }
 
 void LateBackend::RotateAndMap(const RotatePlan& plan) {

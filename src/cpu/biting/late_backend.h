@@ -23,6 +23,7 @@ class LateBackend : public Backend {
   void set_exact_rows(bool exact) override;
   StatusOr<StepReport> Finish() override;
   std::vector<float> TakeChannel(const TakeChannelPlan& plan) override;
+  RoutedRows Route(const RoutePlan& plan) override;
   void MergeRows(const MergeRowsPlan& plan, std::span<int> n_closed) override;
 
   void Embed(const EmbedPlan& plan) override;
@@ -32,6 +33,9 @@ class LateBackend : public Backend {
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
   void Cap(const CapPlan& plan) override;
+  void GatherRows(const GatherRowsPlan& plan) override;
+  void ProjectExperts(const ExpertProductsPlan& plan) override;
+  void AddWeighted(const WeightedRowsPlan& plan) override;
   void RotateAndMap(const RotatePlan& plan) override;
   void SumOverRanks(const SumPlan& plan) override;
   void Append(const AppendPlan& plan) override;

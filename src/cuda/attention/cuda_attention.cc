@@ -242,7 +242,8 @@ void CudaAttention::AddJob(const HeadJob& job, Plans* plans) {
                          .window = job.window,
                          .n_sinks = job.sinks.n,
                          .first_sinks_visible = job.sinks.first_visible,
-                         .sink_window = job.sinks.window});
+                         .sink_window = job.sinks.window,
+                         .sink_logits = memory_.As<const float>(job.sink_logits)});
 }
 
 void CudaAttention::AddItems(const AttentionPlan& plan, std::span<const HeadJob> jobs,
@@ -309,7 +310,8 @@ bool CudaAttention::PlaceScores(Plans* plans) {
   return true;
 }
 
-void CudaAttention::AddVotes(std::span<const HeadJob> jobs, float sm_scale, const Plans& plans) {
+void CudaAttention::AddVotes(std::span<const HeadJob> jobs, const ScoreRule& rule,
+                             const Plans& plans) {
   std::vector<cuda::EntryScoreItem> items;
   int most_rows = 0, most_entries = 0;
   for (const Plans::Votes& votes : plans.votes) {
@@ -323,7 +325,8 @@ void CudaAttention::AddVotes(std::span<const HeadJob> jobs, float sm_scale, cons
         .gqa_group = job.gqa_group,
         .first_visible = job.first_visible + job.first_scored,
         .n_entries = job.n_entries,
-        .sm_scale = sm_scale,
+        .sm_scale = rule.scale,
+        .score_cap = rule.cap,
         .row_max = at.row_max + first_row,
         .row_sum = at.row_sum + first_row,
         .has_noise = job.noise != nullptr,
@@ -345,7 +348,7 @@ void CudaAttention::AddVotes(std::span<const HeadJob> jobs, float sm_scale, cons
   stream_.Note(cudaGetLastError(), "votes");
 }
 
-void CudaAttention::Launch(Plans* of_call, float sm_scale) {
+void CudaAttention::Launch(Plans* of_call, const ScoreRule& rule) {
   const Plans& plans = *of_call;
   cuda::DecodeParams params;
   for (const DecodeJob& job : plans.jobs) {
@@ -374,7 +377,8 @@ void CudaAttention::Launch(Plans* of_call, float sm_scale) {
   params.n_splits = static_cast<int32_t>(plans.splits.size());
   params.layouts = reinterpret_cast<const AttendLayout*>(at + layouts);
   params.tables = reinterpret_cast<const cuda::AttendTables*>(at + tables);
-  params.sm_scale = sm_scale;
+  params.sm_scale = rule.scale;
+  params.score_cap = rule.cap;
   // The warps of an item are as many whatever its rows, for their bits.
   params.max_rows = cuda::kMostDecodeRows;
   params.n_warps = cuda::WarpsThatFit(params, shared_bytes_);
@@ -385,7 +389,8 @@ void CudaAttention::Launch(Plans* of_call, float sm_scale) {
   stream_.Note(cudaGetLastError(), "attention");
 }
 
-void CudaAttention::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule) {
+void CudaAttention::Attend(std::span<const HeadJob> jobs, const ScoreRule& rule,
+                           Schedule schedule) {
   ListParts(jobs);
   if (is_deterministic_ && schedule == Schedule::kBalanced) schedule = Schedule::kLpt;
   const AttentionPlan& plan = planner_.Plan(sizes_, kItemsAtOnce * n_multiprocessors_, schedule);
@@ -393,8 +398,8 @@ void CudaAttention::Attend(std::span<const HeadJob> jobs, float sm_scale, Schedu
   for (const HeadJob& job : jobs) AddJob(job, plans_.get());
   AddItems(plan, jobs, plans_.get());
   if (!PlaceScores(plans_.get())) return;
-  Launch(plans_.get(), sm_scale);
-  AddVotes(jobs, sm_scale, *plans_);
+  Launch(plans_.get(), rule);
+  AddVotes(jobs, rule, *plans_);
 }
 
 }  // namespace kvlathe

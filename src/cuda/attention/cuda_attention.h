@@ -42,7 +42,7 @@ class CudaAttention {
   // votes, merged rows, latents, frames, tables, codebooks, rotations, rows with one side.
   bool Takes(const HeadJob& job) const;
   // Jobs that it takes. Finish of the stream fails where there is no memory for partial results.
-  void Attend(std::span<const HeadJob> jobs, float sm_scale, Schedule schedule);
+  void Attend(std::span<const HeadJob> jobs, const ScoreRule& rule, Schedule schedule);
 
  private:
   struct Plans;  // what a call sends
@@ -56,10 +56,10 @@ class CudaAttention {
   void AddJob(const HeadJob& job, Plans* plans);
   void AddRuns(const HeadJob& job, Plans* plans) const;
   void AddItems(const AttentionPlan& plan, std::span<const HeadJob> jobs, Plans* plans) const;
-  void Launch(Plans* plans, float sm_scale);
+  void Launch(Plans* plans, const ScoreRule& rule);
   // Gives scored jobs their scores; false where there is no memory.
   bool PlaceScores(Plans* plans);
-  void AddVotes(std::span<const HeadJob> jobs, float sm_scale, const Plans& plans);
+  void AddVotes(std::span<const HeadJob> jobs, const ScoreRule& rule, const Plans& plans);
 
   // Memory of the GPU that grows.
   struct Scratch {

@@ -17,7 +17,7 @@ namespace kvlathe {
 namespace {
 
 constexpr int kHeadDim = 32;
-constexpr float kSmScale = 0.15f;
+constexpr ScoreRule kRule = {.scale = 0.15f};
 
 // A device's memory, and a CPU's, with the same objects in both.
 class Memories {
@@ -50,6 +50,7 @@ struct JobShape {
   int n_tokens, gqa_group, window, n_sinks;
   bool has_coded_rows;
   int n_plain = 0;  // entries behind the run; 0: those of the head
+  bool has_sink_logits = false;
 };
 
 // The same job for both machines.
@@ -135,6 +136,14 @@ std::unique_ptr<Job> MakeJob(const JobShape& shape, uint64_t seed, Memories* mem
   put(n_rows * kHeadDim, [](HeadJob* of) { return &of->q_full; });
   put(int64_t{shape.n_sinks} * kHeadDim, [](HeadJob* of) { return &of->sinks.k; });
   put(int64_t{shape.n_sinks} * rank_v, [](HeadJob* of) { return &of->sinks.v; });
+  if (shape.has_sink_logits) {
+    std::vector<float> logits;
+    for (int h = 0; h < shape.gqa_group; ++h) {
+      logits.push_back(static_cast<float>(3 * random.Normal()));
+    }
+    SetPlace(memories->Put(logits.data(), shape.gqa_group * int64_t{sizeof(float)}),
+             &HeadJob::sink_logits, job.get());
+  }
   job->n_outputs = shape.n_tokens * gpu.out_stride;
   const std::vector<float> nothing(job->n_outputs, 99);
   SetPlace(memories->Put(nothing.data(), job->n_outputs * int64_t{sizeof(float)}), &HeadJob::out,
@@ -160,7 +169,8 @@ constexpr JobShape kShapes[] = {
      .gqa_group = 4,
      .window = 0,
      .n_sinks = 4,
-     .has_coded_rows = true},
+     .has_coded_rows = true,
+     .has_sink_logits = true},
     {.head_idx = 0,
      .n_tokens = 1,
      .gqa_group = 3,
@@ -172,7 +182,8 @@ constexpr JobShape kShapes[] = {
      .gqa_group = 7,
      .window = 70,
      .n_sinks = 0,
-     .has_coded_rows = false},
+     .has_coded_rows = false,
+     .has_sink_logits = true},
     {.head_idx = 4,
      .n_tokens = 1,
      .gqa_group = 1,
@@ -192,12 +203,12 @@ TEST(CudaAttentionTest, IsThatOfTheCpuHoweverItIsSharedOut) {
   }
   ThreadPool pool(1);
   Attention on_cpu(&pool, Isa::kScalar, &memories.cpu, &memories.host_residents);
-  ASSERT_TRUE(on_cpu.Run(cpu_jobs, kSmScale, Schedule::kLpt).ok());
+  ASSERT_TRUE(on_cpu.Run(cpu_jobs, kRule, Schedule::kLpt).ok());
   for (const int n_multiprocessors : {1, 5, 40}) {
     for (const Schedule schedule : {Schedule::kLpt, Schedule::kBalanced}) {
       CudaAttention attention(memories.stream.get(), memories.gpu.get(), n_multiprocessors);
       for (const HeadJob& job : gpu_jobs) ASSERT_TRUE(attention.Takes(job));
-      attention.Attend(gpu_jobs, kSmScale, schedule);
+      attention.Attend(gpu_jobs, kRule, schedule);
       ASSERT_TRUE(memories.stream->Finish().ok());
       for (size_t i = 0; i < all.size(); ++i) {
         const std::vector<float> got =
@@ -238,10 +249,10 @@ TEST(CudaAttentionTest, AddsTheVotesOfRows) {
     }
     ThreadPool pool(1);
     Attention on_cpu(&pool, Isa::kScalar, &memories.cpu, &memories.host_residents);
-    ASSERT_TRUE(on_cpu.Run({&job->on_cpu, 1}, kSmScale, Schedule::kLpt).ok());
+    ASSERT_TRUE(on_cpu.Run({&job->on_cpu, 1}, kRule, Schedule::kLpt).ok());
     CudaAttention attention(memories.stream.get(), memories.gpu.get(), 6);
     ASSERT_TRUE(attention.Takes(job->on_gpu));
-    attention.Attend({&job->on_gpu, 1}, kSmScale, Schedule::kBalanced);
+    attention.Attend({&job->on_gpu, 1}, kRule, Schedule::kBalanced);
     ASSERT_TRUE(memories.stream->Finish().ok());
     std::vector<std::byte> got_bytes(bytes.size());
     memories.gpu->Download({.object = objects.on_gpu}, got_bytes);
@@ -264,7 +275,7 @@ TEST(CudaAttentionTest, ARowHasTheBitsThatItHasAlone) {
   const HeadJob both[] = {first->on_gpu, second->on_gpu};
   std::vector<std::vector<float>> outputs;
   for (const std::span<const HeadJob> jobs : {std::span(both, 1), std::span(both, 2)}) {
-    attention.Attend(jobs, kSmScale, Schedule::kBalanced);
+    attention.Attend(jobs, kRule, Schedule::kBalanced);
     ASSERT_TRUE(memories.stream->Finish().ok());
     outputs.push_back(OutputsAt(memories.gpu.get(), first->on_gpu, first->n_outputs));
   }
@@ -282,7 +293,7 @@ TEST(CudaAttentionTest, ATokenHasTheBitsThatItHasAlone) {
     CudaAttention attention(memories.stream.get(), memories.gpu.get(), 30);
     attention.set_deterministic(true);
     const auto run = [&](const HeadJob& of) {
-      attention.Attend({&of, 1}, kSmScale, Schedule::kBalanced);
+      attention.Attend({&of, 1}, kRule, Schedule::kBalanced);
       ASSERT_TRUE(memories.stream->Finish().ok());
     };
     run(job->on_gpu);

@@ -138,11 +138,13 @@ PromptHead PromptItems::HeadOf(const PromptPart& part, const Sent& sent) const {
                      .n_sinks = job.sinks.n,
                      .sinks_visible = job.sinks.first_visible,
                      .sink_window = job.sinks.window,
+                     .sink_logits = memory_.As<const float>(job.sink_logits),
                      .out = memory_.At(job.out + first_out * SizeOf(job.out_type)),
                      .out_type = job.out_type,
                      .out_stride = job.out_stride,
                      .out_head_stride = head_stride,
                      .n_cleared = is_last ? static_cast<int>(head_stride) - job.output_width() : 0};
+  if (head.sink_logits != nullptr) head.sink_logits += part.first_head();
   if (part.is_rebuilt) {  // queries of one KV head of the model lie behind zeros for the others
     head.q = whole + part.map * part.rank_k;
     head.q_stride = head.q_full_stride;
@@ -272,7 +274,7 @@ bool PromptItems::PlaceScores(std::span<const PromptPart> parts, std::span<Promp
 }
 
 void PromptItems::AddVotes(std::span<const PromptPart> parts, std::span<const PromptHead> heads,
-                           float sm_scale) {
+                           const ScoreRule& rule) {
   std::vector<cuda::EntryScoreItem> items;
   int most_rows = 0, most_entries = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -286,7 +288,8 @@ void PromptItems::AddVotes(std::span<const PromptPart> parts, std::span<const Pr
                                  .gqa_group = part.group(),
                                  .first_visible = job.first_visible + token,
                                  .n_entries = job.n_entries,
-                                 .sm_scale = sm_scale,
+                                 .sm_scale = rule.scale,
+                                 .score_cap = rule.cap,
                                  .row_max = heads[i].row_max,
                                  .row_sum = heads[i].row_sum,
                                  .has_noise = job.noise != nullptr,
@@ -308,31 +311,32 @@ void PromptItems::AddVotes(std::span<const PromptPart> parts, std::span<const Pr
   cuda::AddEntryScores(stream.get(), sent, static_cast<int>(items.size()), most_rows, most_entries);
 }
 
-void PromptItems::Attend(std::span<const HeadJob> jobs, float sm_scale) {
+void PromptItems::Attend(std::span<const HeadJob> jobs, const ScoreRule& rule) {
   std::vector<std::vector<PromptPart>> all, scored;
   for (const HeadJob& job : jobs) {
     all.push_back(PartsOf(job));
     if (!job.is_scored()) continue;
     std::ranges::move(ScoredPieces(&all.back()), std::back_inserter(scored));
   }
-  AttendInTurns(all, sm_scale);
-  AttendInTurns(scored, sm_scale);
+  AttendInTurns(all, rule);
+  AttendInTurns(scored, rule);
 }
 
-void PromptItems::AttendInTurns(std::span<const std::vector<PromptPart>> jobs, float sm_scale) {
+void PromptItems::AttendInTurns(std::span<const std::vector<PromptPart>> jobs,
+                                const ScoreRule& rule) {
   std::vector<PromptPart> parts;
   for (const std::vector<PromptPart>& of_job : jobs) {
     if (RebuiltBytes(parts) + RebuiltBytes(of_job) > kMostRebuiltBytes ||
         ScoreFloats(parts) + ScoreFloats(of_job) > kMostScoreFloats) {
-      AttendParts(parts, sm_scale);
+      AttendParts(parts, rule);
       parts.clear();
     }
     parts.insert(parts.end(), of_job.begin(), of_job.end());
   }
-  AttendParts(parts, sm_scale);
+  AttendParts(parts, rule);
 }
 
-void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale) {
+void PromptItems::AttendParts(std::span<const PromptPart> parts, const ScoreRule& rule) {
   if (parts.empty()) return;
   CudaStream& stream = memory_.stream();
   if (!Hold(&rebuilt_, RebuiltBytes(parts))) {
@@ -364,14 +368,15 @@ void PromptItems::AttendParts(std::span<const PromptPart> parts, float sm_scale)
   params.n_items = static_cast<int>(plan.items.size());
   params.splits = stream.Send(std::span<const cuda::PromptSplit>(plan.splits));
   params.n_splits = static_cast<int>(plan.splits.size());
-  params.sm_scale = sm_scale;
+  params.sm_scale = rule.scale;
+  params.score_cap = rule.cap;
   if (partials_.region != 0) {
     params.partials = memory_.As<float>(ObjectPlace{{.region = partials_.region}});
   }
   params.tables = MakeWindowTables();
   if (params.heads == nullptr || params.items == nullptr) return;  // the stream tells
   cuda::AttendPrompt(stream.get(), params);
-  AddVotes(parts, heads, sm_scale);
+  AddVotes(parts, heads, rule);
   stream.Note(cudaGetLastError(), "attention of many rows");
 }
 

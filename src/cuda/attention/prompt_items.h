@@ -29,7 +29,7 @@ class PromptItems {
   // Whether the kernel can compute a job.
   bool Takes(const HeadJob& job) const;
   // Puts the attention of jobs that it takes, all of one layer, into the stream.
-  void Attend(std::span<const HeadJob> jobs, float sm_scale);
+  void Attend(std::span<const HeadJob> jobs, const ScoreRule& rule);
 
  private:
   // Memory that is kept from call to call.
@@ -42,9 +42,9 @@ class PromptItems {
 
   std::vector<PromptPart> PartsOf(const HeadJob& job) const;
   // Attends parts, as many at a time as rebuilt keys and scores leave room for.
-  void AttendInTurns(std::span<const std::vector<PromptPart>> jobs, float sm_scale);
+  void AttendInTurns(std::span<const std::vector<PromptPart>> jobs, const ScoreRule& rule);
   // Attends parts whose rebuilt keys have room at once.
-  void AttendParts(std::span<const PromptPart> parts, float sm_scale);
+  void AttendParts(std::span<const PromptPart> parts, const ScoreRule& rule);
   Sent SendBlocks(const PromptPart& part);
   std::vector<cuda::ExpandRun> RunsOf(const PromptPart& part) const;
   cuda::PromptHead HeadOf(const PromptPart& part, const Sent& sent) const;
@@ -56,7 +56,7 @@ class PromptItems {
   // Sets where the scores of parts go; false where the GPU has no memory for them.
   bool PlaceScores(std::span<const PromptPart> parts, std::span<cuda::PromptHead> heads);
   void AddVotes(std::span<const PromptPart> parts, std::span<const cuda::PromptHead> heads,
-                float sm_scale);
+                const ScoreRule& rule);
   // False where the GPU has no memory for so much.
   bool Hold(Held* held, int64_t n_bytes);
 

@@ -44,6 +44,7 @@ struct JobCase {
   int n_slices = 1;              // that share latents: 1 or both heads
   int first_scored = -1;         // token, if any votes
   bool has_noise = false;
+  bool has_sink_logits = false;
 };
 
 using PromptItemsTest = ::testing::TestWithParam<JobCase>;
@@ -163,6 +164,12 @@ class JobsOnDevice {
                    .n = c_.n_sinks,
                    .first_visible = job.first_visible + c_.n_sinks,
                    .window = c_.window};
+    }
+    if (c_.has_sink_logits) {
+      Random random(seed + 7);
+      std::vector<float> logits(c_.gqa_group);
+      for (float& logit : logits) logit = static_cast<float>(3 * random.Normal());
+      job.sink_logits = Placed(logits);
     }
     job.out_type = c_.out_type;
     job.out_head_stride = c_.out_head_stride;
@@ -375,20 +382,20 @@ struct CpuResult {
   std::vector<float> outputs;
   std::vector<double> votes;
 };
-CpuResult OnCpu(const JobCase& c, float sm_scale) {
+CpuResult OnCpu(const JobCase& c, const ScoreRule& rule) {
   CpuDevice memory;
   CpuResidents residents(&memory);
   ThreadPool threads(1);
   const JobsOnDevice on_cpu(&memory, &residents, c);
   Attention attention(&threads, Isa::kScalar, &memory, &residents);
-  EXPECT_TRUE(attention.Run(on_cpu.jobs(), sm_scale, Schedule::kLpt).ok());
+  EXPECT_TRUE(attention.Run(on_cpu.jobs(), rule, Schedule::kLpt).ok());
   return {on_cpu.Outputs(), on_cpu.Votes()};
 }
 
 TEST_P(PromptItemsTest, IsTheAttentionOfTheCpu) {
   const JobCase& c = GetParam();
-  const float sm_scale = 0.125f;
-  const CpuResult of_cpu = OnCpu(c, sm_scale);
+  const ScoreRule rule = {.scale = 0.125f};
+  const CpuResult of_cpu = OnCpu(c, rule);
   const std::vector<float>& want = of_cpu.outputs;
   const std::unique_ptr<CudaStream> stream = CudaStream::Create().value();
   const std::unique_ptr<CudaDevice> memory = CudaDevice::Create(stream.get(), 32 << 20).value();
@@ -400,7 +407,7 @@ TEST_P(PromptItemsTest, IsTheAttentionOfTheCpu) {
   for (const bool deterministic : {false, true}) {
     items.set_deterministic(deterministic);
     for (const HeadJob& job : on_gpu.jobs()) ASSERT_TRUE(items.Takes(job));
-    items.Attend(on_gpu.jobs(), sm_scale);
+    items.Attend(on_gpu.jobs(), rule);
     ASSERT_TRUE(stream->Finish().ok());
     const std::vector<float> got = on_gpu.Outputs();
     ASSERT_EQ(got.size(), want.size());
@@ -460,6 +467,15 @@ INSTANTIATE_TEST_SUITE_P(
                 .first_scored = 33,
                 .has_noise = true},
         JobCase{.name = "Latents", .n_sinks = 4, .has_latents = true},
+        JobCase{.name = "SinkLogits", .n_sinks = 4, .n_sealed = 5, .has_sink_logits = true},
+        JobCase{.name = "SinkLogitsOfJoinedHeads",
+                .gqa_group = 4,
+                .n_entries = 420,
+                .n_sealed = 5,
+                .n_joined = 2,
+                .has_latents = true,
+                .first_scored = 33,
+                .has_sink_logits = true},
         JobCase{.name = "LatentsOfJoinedHeads",
                 .gqa_group = 4,
                 .n_entries = 420,

@@ -73,7 +73,7 @@ void ReadsQueries(const HeadJob& job, VerbBytes* bytes) {
   const int64_t n_rows = int64_t{job.n_tokens} * job.gqa_group;
   const int64_t element = job.shape.element_bytes();
   bool reads_whole = job.sinks.n > 0 || !job.rebuilt.keys.empty();
-  reads_whole |= !job.frames.maps.empty() || job.frames.n_pairs > 0;
+  reads_whole |= !job.frames.maps.empty() || job.frames.n_pairs > 0 || !job.lost_keys.is_null();
   if (reads_whole) {
     bytes->ReadsRows(job.q_full, {n_rows, job.q_full_stride, job.head_dim, element});
   }
@@ -92,6 +92,8 @@ void ListJob(const HeadJob& job, VerbBytes* bytes) {
   }
   ReadsLatents(job, blocks, bytes);
   ReadsFrames(job.frames, bytes);
+  bytes->Reads(job.lost_keys, int64_t{job.head_dim} * kFloat);
+  bytes->Reads(job.sink_logits, int64_t{job.gqa_group} * kFloat);
   for (const auto& maps : {job.rebuilt.keys, job.rebuilt.values, job.rebuilt.outputs}) {
     for (const WeightId& map : maps) bytes->Uses(map);
   }
@@ -100,6 +102,7 @@ void ListJob(const HeadJob& job, VerbBytes* bytes) {
   if (job.latents.slices.empty()) {
     bytes->Reads(job.sinks.v, n_sinks * job.shape.sink_value_width() * element);
   }
+  bytes->Reads(job.sink_logits, job.gqa_group * kFloat);
   if (job.merged.n_closed != nullptr) {
     bytes->ReadsRows(job.merged.k, {job.n_tokens, job.merged.k_stride, job.shape.rank_k, element});
     bytes->ReadsRows(job.merged.v, {job.n_tokens, job.merged.v_stride, job.shape.rank_v, element});

@@ -6,6 +6,7 @@
 
 #include "cuda/mirror/verb_bytes.h"
 #include "machine/attention/head_job.h"
+#include "machine/expert_plans.h"
 #include "machine/plans.h"
 
 namespace kvlathe {
@@ -19,6 +20,10 @@ void ListBytes(const HeadProductsPlan& plan, VerbBytes* bytes);
 void ListBytes(std::span<const NormPlan> plans, VerbBytes* bytes);
 void ListBytes(const GatePlan& plan, VerbBytes* bytes);
 void ListBytes(const CapPlan& plan, VerbBytes* bytes);
+void ListBytes(const RoutePlan& plan, VerbBytes* bytes);
+void ListBytes(const GatherRowsPlan& plan, VerbBytes* bytes);
+void ListBytes(const ExpertProductsPlan& plan, VerbBytes* bytes);
+void ListBytes(const WeightedRowsPlan& plan, VerbBytes* bytes);
 void ListBytes(const RotatePlan& plan, VerbBytes* bytes);
 void ListBytes(const SumPlan& plan, VerbBytes* bytes);
 

@@ -74,6 +74,31 @@ void Mirror::Cap(const CapPlan& plan) {
   Run("Cap", plan, [&] { parts_.verbs->Cap(plan); });
 }
 
+RoutedRows Mirror::Route(const RoutePlan& plan) {
+  RoutedRows routed;
+  const bool has_run = Run("Route", plan, [&] { routed = parts_.verbs->Route(plan); });
+  if (has_run) return routed;
+  // The first experts, so that plans stay possible until Finish tells of the failure.
+  for (int64_t i = 0; i < plan.n_rows * plan.rule.n_used; ++i) {
+    routed.experts.push_back(static_cast<int32_t>(i % plan.rule.n_used));
+  }
+  routed.weights.resize(routed.experts.size());
+  if (plan.has_gate_row) routed.gates.resize(plan.n_rows);
+  return routed;
+}
+
+void Mirror::GatherRows(const GatherRowsPlan& plan) {
+  Run("GatherRows", plan, [&] { parts_.verbs->GatherRows(plan); });
+}
+
+void Mirror::ProjectExperts(const ExpertProductsPlan& plan) {
+  Run("ProjectExperts", plan, [&] { parts_.verbs->ProjectExperts(plan); });
+}
+
+void Mirror::AddWeighted(const WeightedRowsPlan& plan) {
+  Run("AddWeighted", plan, [&] { parts_.verbs->AddWeighted(plan); });
+}
+
 void Mirror::RotateAndMap(const RotatePlan& plan) {
   Run("RotateAndMap", plan, [&] { parts_.verbs->RotateAndMap(plan); });
 }

@@ -43,6 +43,10 @@ class Mirror : public Backend {
   void Normalise(std::span<const NormPlan> plans) override;
   void Gate(const GatePlan& plan) override;
   void Cap(const CapPlan& plan) override;
+  RoutedRows Route(const RoutePlan& plan) override;
+  void GatherRows(const GatherRowsPlan& plan) override;
+  void ProjectExperts(const ExpertProductsPlan& plan) override;
+  void AddWeighted(const WeightedRowsPlan& plan) override;
   void RotateAndMap(const RotatePlan& plan) override;
   void SumOverRanks(const SumPlan& plan) override;
   // Only of the verbs that have run here.

@@ -60,6 +60,34 @@ void ListBytes(const CapPlan& plan, VerbBytes* bytes) {
   bytes->Changes(plan.x, plan.n_numbers * 4);
 }
 
+void ListBytes(const RoutePlan& plan, VerbBytes* bytes) {
+  const CudaMatrix& router = *bytes->Uses(plan.router);
+  bytes->Reads(plan.x, plan.n_rows * router.n_in * 4);
+  bytes->Reads(plan.bias, int64_t{plan.n_experts} * 4);
+  bytes->Reads(plan.choice_bias, int64_t{plan.n_experts} * 4);
+}
+
+void ListBytes(const GatherRowsPlan& plan, VerbBytes* bytes) {
+  if (plan.from.empty()) return;
+  bytes->Reads(plan.x, (std::ranges::max(plan.from) + 1) * plan.row_bytes);
+  bytes->Writes(plan.to, std::ssize(plan.from) * plan.row_bytes);
+}
+
+void ListBytes(const ExpertProductsPlan& plan, VerbBytes* bytes) {
+  bytes->Reads(plan.x, plan.n_x_rows * plan.n_in * SizeOf(plan.x_type));
+  for (const ExpertProductsPlan::Item& item : plan.items) {
+    bytes->Uses(item.w);
+    bytes->Reads(item.bias, plan.n_out * 4);
+    bytes->Writes(plan.y + item.first_y * plan.n_out * 4, item.n_rows * plan.n_out * 4);
+  }
+}
+
+void ListBytes(const WeightedRowsPlan& plan, VerbBytes* bytes) {
+  bytes->Reads(plan.x, plan.n_x_rows * plan.n_dims * 4);
+  const int64_t n_bytes = plan.n_rows * plan.n_dims * 4;
+  plan.accumulate ? bytes->Changes(plan.y, n_bytes) : bytes->Writes(plan.y, n_bytes);
+}
+
 void ListBytes(const RotatePlan& plan, VerbBytes* bytes) {
   const int64_t n = std::ssize(plan.tokens), element = SizeOf(plan.out_type);
   const int64_t d = plan.head_dim, angles = int64_t{plan.rope_dim} / 2 * 4;

@@ -43,6 +43,7 @@ void RowVerbs::TurnRows(const RotatePlan& plan) {
                              .sin = device_.As<const float>(plan.sin),
                              .key_cos = device_.As<const float>(plan.key_cos),
                              .key_sin = device_.As<const float>(plan.key_sin),
+                             .query_weights = device_.As<const float>(plan.query_weights),
                              .rope_dim = plan.rope_dim,
                              .first_unturned = plan.first_unturned,
                              .all_turn = plan.first_unturned == RotatePlan::kAllTurn,

@@ -18,6 +18,7 @@ struct TurnCase {
   int first_less_offset = 0;
   int zeroed_channel = -1;
   bool zeroes_first_query_only = false;
+  bool weighs_queries = false;
 };
 
 // Buffers and plan of two KV heads with three query heads each.
@@ -38,7 +39,8 @@ class Turn {
         cos_(side.Put(Drawn(kPositions * kDim / 2, 2))),
         sin_(side.Put(Drawn(kPositions * kDim / 2, 3))),
         offset_(side.Put(Drawn(kHeads * kDim, 4))),
-        mean_(side.Put(Drawn(kHeads * kDim, 5))) {
+        mean_(side.Put(Drawn(kHeads * kDim, 5))),
+        query_weights_(side.Put(Drawn(kDim, 10))) {
     const WeightType weights = DenseWeights(c.type);
     for (int h = 0; h < kHeads; ++h) {
       query_maps_.push_back(side.Matrix(Drawn(kRank * kDim, 6 + h, 0.3f), kRank, weights));
@@ -58,6 +60,7 @@ class Turn {
             .gqa_group = kGroup,
             .head_dim = kDim,
             .stride = kStride,
+            .query_weights = case_.weighs_queries ? query_weights_.place() : ObjectPlace(),
             .cos = cos_.place(),
             .sin = sin_.place(),
             .key_cos = sin_.place(),
@@ -122,6 +125,7 @@ class Turn {
   Side side_;
   int n_tokens_, n_joined_, width_;
   MachineBuffer qk_, turned_q_, turned_k_, mapped_q_, mapped_k_, v_, cos_, sin_, offset_, mean_;
+  MachineBuffer query_weights_;
   std::vector<Weight> query_maps_, key_maps_;
   std::vector<TokenPlace> tokens_;
   std::vector<HeadTurn> heads_;
@@ -140,6 +144,8 @@ TEST_F(RowTurnsTest, QueriesAndKeysTurnAndAreMapped) {
       {.type = DType::kBf16, .has_offset = true, .has_maps = true, .adds_values = true},
       {.rope_dim = 12, .has_mean = true, .has_maps = true, .joins_two = true, .adds_values = true},
       {.type = DType::kBf16, .has_offset = true, .has_maps = true, .joins_two = true},
+      {.rope_dim = 8, .joins_two = true, .zeroed_channel = 3, .weighs_queries = true},
+      {.type = DType::kBf16, .weighs_queries = true},
   };
   for (const TurnCase& c : cases) {
     for (const int n_tokens : {1, 12, 80, 300}) {

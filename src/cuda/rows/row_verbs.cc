@@ -4,12 +4,49 @@
 #include <utility>
 
 #include "base/check.h"
+#include "cuda/kernels/rows/cap.h"
 #include "cuda/kernels/rows/gate.h"
 #include "cuda/kernels/rows/norm.h"
 #include "cuda/kernels/rows/take.h"
 #include "cuda/kernels/weights/wide_rows.h"
 
 namespace kvlathe {
+namespace {
+
+cuda::NormKind NormOf(NormFunction function) {
+  switch (function) {
+    case NormFunction::kRms:
+      return cuda::NormKind::kRms;
+    case NormFunction::kLayer:
+      return cuda::NormKind::kLayer;
+    case NormFunction::kNone:
+      break;
+  }
+  return cuda::NormKind::kNone;
+}
+
+cuda::GateFunction FunctionOf(GateKind kind) {
+  using cuda::GateFunction;
+  switch (kind) {
+    case GateKind::kSwiglu:
+      return GateFunction::kSwiglu;
+    case GateKind::kGegluTanh:
+      return GateFunction::kGegluTanh;
+    case GateKind::kGelu:
+      return GateFunction::kGelu;
+    case GateKind::kGeluTanh:
+      return GateFunction::kGeluTanh;
+    case GateKind::kRelu2:
+      return GateFunction::kRelu2;
+    case GateKind::kXielu:
+      return GateFunction::kXielu;
+    case GateKind::kClampedSwiglu:
+      break;
+  }
+  return GateFunction::kClampedSwiglu;
+}
+
+}  // namespace
 
 bool RowVerbs::Hold(MachineBuffer* buffer, int64_t n_bytes, const char* what) {
   const Status status = buffer->EnsureSize(&device_, n_bytes, what);
@@ -104,12 +141,14 @@ std::vector<float> RowVerbs::TakeChannel(const TakeChannelPlan& plan) {
 void RowVerbs::Normalise(std::span<const NormPlan> plans) {
   std::vector<cuda::NormParams> norms;
   for (const NormPlan& plan : plans) {
-    norms.push_back({.x = device_.As<const float>(plan.x),
+    norms.push_back({.function = NormOf(plan.function),
+                     .x = device_.As<const float>(plan.x),
                      .n_rows = plan.n_rows,
                      .n_groups = static_cast<int>(plan.n_groups),
                      .n_dims = static_cast<int>(plan.n_dims),
                      .stride = plan.stride,
                      .weight = device_.As<const float>(plan.weight),
+                     .has_group_weights = plan.has_group_weights,
                      .bias = device_.As<const float>(plan.bias),
                      .eps = plan.eps,
                      .out_type = plan.out_type,
@@ -120,26 +159,21 @@ void RowVerbs::Normalise(std::span<const NormPlan> plans) {
 }
 
 void RowVerbs::Gate(const GatePlan& plan) {
-  using cuda::GateFunction;
-  const auto function = [&] {
-    switch (plan.kind) {
-      case GateKind::kSwiglu:
-        return GateFunction::kSwiglu;
-      case GateKind::kGegluTanh:
-        return GateFunction::kGegluTanh;
-      case GateKind::kGelu:
-        return GateFunction::kGelu;
-      default:
-        break;
-    }
-    return GateFunction::kGeluTanh;
-  };
-  cuda::Gate(stream_.get(), {.function = function(),
+  cuda::Gate(stream_.get(), {.function = FunctionOf(plan.kind),
                              .x = device_.As<const float>(plan.x),
                              .n_rows = plan.n_rows,
                              .ffn_dim = plan.ffn_dim,
                              .out_type = plan.out_type,
-                             .out = device_.At(plan.out)});
+                             .out = device_.At(plan.out),
+                             .xielu = {.positive = plan.xielu.positive,
+                                       .negative = plan.xielu.negative,
+                                       .beta = plan.xielu.beta,
+                                       .eps = plan.xielu.eps}});
+}
+
+void RowVerbs::Cap(const CapPlan& plan) {
+  cuda::Cap(stream_.get(),
+            {.x = device_.As<float>(plan.x), .n_numbers = plan.n_numbers, .cap = plan.cap});
 }
 
 }  // namespace kvlathe

@@ -34,15 +34,9 @@ class RowVerbs {
   std::vector<float> TakeChannel(const TakeChannelPlan& plan);
   void Project(const ProductPlan& plan);
   void ProjectHeads(const HeadProductsPlan& plan);
-  // What kernels do not know goes by the mirror.
-  static bool Takes(const NormPlan& plan) {
-    return !plan.has_group_weights && !plan.weight.is_null() &&
-           plan.function == (plan.bias.is_null() ? NormFunction::kRms : NormFunction::kLayer);
-  }
-  static bool Takes(const GatePlan& plan) { return plan.kind <= GateKind::kGeluTanh; }
-  static bool Takes(const RotatePlan& plan) { return plan.query_weights.is_null(); }
   void Normalise(std::span<const NormPlan> plans);
   void Gate(const GatePlan& plan);
+  void Cap(const CapPlan& plan);
   void RotateAndMap(const RotatePlan& plan);
 
  private:

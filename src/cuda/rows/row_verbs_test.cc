@@ -148,6 +148,7 @@ TEST_F(RowVerbsTest, Norms) {
                             .out = x.place()};
     NormPlan second = first;
     second.x = second.out = x.place() + 3 * n_dims * int64_t{sizeof(float)};
+    second.function = NormFunction::kLayer;
     second.n_groups = 1;
     second.weight = weights.place() + n_dims * int64_t{sizeof(float)};
     second.bias = bias.place();
@@ -158,14 +159,46 @@ TEST_F(RowVerbsTest, Norms) {
   ExpectLikeCpu(body, 5e-6);
 }
 
+// Norms of few families: weights by group or none, no bias, and none at all.
+TEST_F(RowVerbsTest, NormsOfEveryForm) {
+  const auto body = [](const Side& side, auto& verbs) {
+    const int n_rows = 3, n_dims = 40;
+    const int64_t third = 2 * n_dims * int64_t{sizeof(float)};
+    const MachineBuffer x = side.Put(Drawn(n_rows * 6 * n_dims, 1));
+    const MachineBuffer weights = side.Put(Drawn(2 * n_dims, 2));
+    NormPlan by_group = {.x = x.place(),
+                         .n_rows = n_rows,
+                         .n_groups = 2,
+                         .n_dims = n_dims,
+                         .stride = 6 * n_dims,
+                         .weight = weights.place(),
+                         .has_group_weights = true,
+                         .eps = 1e-5f,
+                         .out = x.place()};
+    NormPlan bare = by_group, none = by_group;
+    bare.function = NormFunction::kLayer;
+    bare.has_group_weights = none.has_group_weights = false;
+    bare.weight = none.weight = {};
+    bare.x = bare.out = x.place() + third;
+    none.function = NormFunction::kNone;
+    none.x = none.out = x.place() + 2 * third;
+    const NormPlan all[] = {by_group, bare, none};
+    verbs.Normalise(all);
+    return side.Get(x, n_rows * 6 * n_dims);
+  };
+  ExpectLikeCpu(body, 5e-6);
+}
+
 TEST_F(RowVerbsTest, Gates) {
   for (const GateKind kind :
-       {GateKind::kSwiglu, GateKind::kGegluTanh, GateKind::kGelu, GateKind::kGeluTanh}) {
+       {GateKind::kSwiglu, GateKind::kGegluTanh, GateKind::kGelu, GateKind::kGeluTanh,
+        GateKind::kRelu2, GateKind::kXielu, GateKind::kClampedSwiglu}) {
     for (const int64_t ffn_dim : {17, 64}) {
       for (const DType type : {DType::kF32, DType::kBf16}) {
         const auto body = [&](const Side& side, auto& verbs) {
           GatePlan plan = {.kind = kind, .n_rows = 5, .ffn_dim = ffn_dim, .out_type = type};
-          const MachineBuffer x = side.Put(Drawn(5 * plan.n_in(), 1, 3));
+          plan.xielu = {.positive = 0.8f, .negative = 0.7f, .beta = 0.5f, .eps = -1e-3f};
+          const MachineBuffer x = side.Put(Drawn(5 * plan.n_in(), 1, 4));
           const MachineBuffer y = side.Put(std::vector<float>(5 * ffn_dim), type);
           plan.x = x.place();
           plan.out = y.place();
@@ -175,6 +208,17 @@ TEST_F(RowVerbsTest, Gates) {
         ExpectLikeCpu(body, type == DType::kBf16 ? kBf16Bound : 3e-6);
       }
     }
+  }
+}
+
+TEST_F(RowVerbsTest, Caps) {
+  for (const int64_t n : {1, 300, 2049}) {
+    const auto body = [&](const Side& side, auto& verbs) {
+      const MachineBuffer x = side.Put(Drawn(n, 1, 40));
+      verbs.Cap({.x = x.place(), .n_numbers = n, .cap = 30});
+      return side.Get(x, n);
+    };
+    ExpectLikeCpu(body, 1e-6);
   }
 }
 

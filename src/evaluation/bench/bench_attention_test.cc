@@ -135,7 +135,7 @@ TEST(AttentionBenchTest, PublishedSchedulesComputeTheSame) {
   std::fill_n(memory.out.as<uint16_t>(), n_numbers, uint16_t{0});
   ASSERT_TRUE(BuildCase(options, &memory, &pool, &c).ok());
   Attention attention(&pool, options.isa, &memory.machine->device, &memory.machine->residents);
-  ASSERT_TRUE(attention.Run(c.jobs, 1.0f / 8, Schedule::kBalanced).ok());
+  ASSERT_TRUE(attention.Run(c.jobs, {1.0f / 8}, Schedule::kBalanced).ok());
   std::vector<float> expected(n_numbers);
   for (int64_t i = 0; i < n_numbers; ++i) expected[i] = ToFloat(memory.out.as<Bf16>()[i]);
   for (const auto share : {ShareAsFlashAttention2, ShareAsZack}) {
@@ -144,7 +144,7 @@ TEST(AttentionBenchTest, PublishedSchedulesComputeTheSame) {
     const auto make = [&](std::span<const JobSize> sizes, int n_workers) -> AttentionPlan& {
       return plan = PlanOf(share(sizes, CostModelFor(options.isa), n_workers), sizes);
     };
-    ASSERT_TRUE(attention.RunAs(c.jobs, 1.0f / 8, make).ok());
+    ASSERT_TRUE(attention.RunAs(c.jobs, {1.0f / 8}, make).ok());
     double square = 0;
     for (int64_t i = 0; i < n_numbers; ++i) {
       ASSERT_NEAR(ToFloat(memory.out.as<Bf16>()[i]), expected[i], 0.02) << i;
@@ -183,7 +183,7 @@ TEST(AttentionBenchTest, LatentKeysAreAttendedTo) {
     std::fill_n(memory.out.as<uint16_t>(), n_rows, uint16_t{0});
     ASSERT_TRUE(BuildCase(options, &memory, &pool, &c).ok());
     Attention attention(&pool, options.isa, &memory.machine->device, &memory.machine->residents);
-    ASSERT_TRUE(attention.Run(c.jobs, 1.0f / 8, Schedule::kBalanced).ok());
+    ASSERT_TRUE(attention.Run(c.jobs, {1.0f / 8}, Schedule::kBalanced).ok());
     double square = 0;
     for (int64_t i = 0; i < n_rows; ++i) {
       const double x = ToFloat(memory.out.as<Bf16>()[i]);

@@ -99,7 +99,8 @@ struct SafetensorsReader::State {
   std::vector<Buffer> realigned;  // copies of tensors that stand at an odd place in their file
   std::map<std::string, TensorView, std::less<>> tensors;
   std::map<std::string, Unsupported, std::less<>> unsupported;
-  std::map<std::string, int, std::less<>> file_idx_of;  // of `tensors`
+  std::map<std::string, ByteTensorView, std::less<>> bytes;  // those of `unsupported` of dtype U8
+  std::map<std::string, int, std::less<>> file_idx_of;       // of `tensors`
   std::map<std::string, std::string, std::less<>> metadata;
 
   Status AddFile(const std::string& file_path, const WeightMap* weight_map);
@@ -129,6 +130,11 @@ Status SafetensorsReader::State::AddFile(const std::string& file_path,
 Status SafetensorsReader::State::AddTensor(const std::string& name, SafetensorsEntry entry) {
   const int file_idx = static_cast<int>(files.size()) - 1;
   if (!entry.dtype) {
+    if (entry.dtype_name == "U8") {
+      bytes.emplace(
+          name, ByteTensorView{std::move(entry.shape), files.back().bytes().data() + entry.begin,
+                               entry.end - entry.begin});
+    }
     unsupported.emplace(name, Unsupported{std::move(entry.dtype_name), file_idx});
     return OkStatus();
   }
@@ -227,9 +233,18 @@ const std::map<std::string, std::string, std::less<>>& SafetensorsReader::metada
 }
 const std::string& SafetensorsReader::path() const { return state_->path; }
 
+const ByteTensorView* SafetensorsReader::FindBytes(std::string_view name) const {
+  const auto found = state_->bytes.find(name);
+  return found == state_->bytes.end() ? nullptr : &found->second;
+}
+
 void SafetensorsReader::ReleasePages(const TensorView& tensor) const {
+  ReleasePages(tensor.data, tensor.n_bytes);
+}
+
+void SafetensorsReader::ReleasePages(const std::byte* data, int64_t n_bytes) const {
   for (const MappedFile& file : state_->files) {
-    if (file.Contains(tensor.data)) file.ReleasePages(tensor.data, tensor.n_bytes);
+    if (file.Contains(data)) file.ReleasePages(data, n_bytes);
   }
 }
 

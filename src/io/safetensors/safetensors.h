@@ -25,6 +25,12 @@ struct TensorView {
   int64_t n_elements() const { return n_bytes / SizeOf(dtype); }
 };
 
+struct ByteTensorView {
+  std::vector<int64_t> shape;
+  const std::byte* data = nullptr;  // row-major, as long as the reader lives
+  int64_t n_bytes = 0;
+};
+
 // A damaged file does not open: kDataLoss, naming the file and the tensor. Tensors whose dtype is
 // none of DType's are listed by the format but not by this reader: Find and tensors() leave them
 // out, Get names their dtype.
@@ -48,11 +54,14 @@ class SafetensorsReader {
   // kUnimplemented for its dtype, kDataLoss with the found and the wanted shape.
   StatusOr<const TensorView*> Get(std::string_view name, const std::vector<int64_t>& shape) const;
   const std::map<std::string, TensorView, std::less<>>& tensors() const;
+  // A tensor of dtype U8, in which files have weights of few bits; null if there is no such tensor.
+  const ByteTensorView* FindBytes(std::string_view name) const;
   // The metadata of the file, or of all shards together, where the first shard that has a key
   // decides.
   const std::map<std::string, std::string, std::less<>>& metadata() const;
   // Tells the system that a tensor's pages are no longer needed (they can be read again).
   void ReleasePages(const TensorView& tensor) const;
+  void ReleasePages(const std::byte* data, int64_t n_bytes) const;
   // The path that was opened, of the file or of the directory.
   const std::string& path() const;
 

@@ -119,8 +119,8 @@ struct HeadJob {
                       // scaled; with latents q_full; not used with maps of frames
   int64_t q_stride = 0;
   ObjectPlace q_full;  // [n_tokens * gqa_group, head_dim] row_type; used when sinks.n > 0, with
-                       // frames, where keys have lost a mean that turns, and where blocks can be
-                       // rebuilt
+                       // frames, where keys have lost a mean that turns, where blocks can be
+                       // rebuilt, and with lost_keys
   int64_t q_full_stride = 0;
   std::span<const ObjectId> blocks;  // block b holds entries [b * kBlockSize, (b + 1) * kBlockSize)
   SealedHead packed;                 // its runs are the first blocks; without runs all are plain
@@ -135,6 +135,10 @@ struct HeadJob {
   // of token 0 may be null.
   int window = 0;
   SinkIds sinks;
+  // [head_dim] F32, in the channels of q_full: what the keys of all entries have lost, sinks' too,
+  // that attention does not give them back; null: nothing. All scores of a query are less by the
+  // same number then, which only matters with a cap or sink logits.
+  ObjectPlace lost_keys;
   // [gqa_group] F32: what counts in the sum that the probabilities of a query head are divided by
   // as a score without a value does, whatever its tokens see; null: nothing.
   ObjectPlace sink_logits;

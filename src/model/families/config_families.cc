@@ -25,6 +25,17 @@ constexpr std::array kFamilies = {
     Family{"phi3", ReadPhi3},
     Family{"gpt2", ReadGpt2},
     Family{"falcon", ReadFalcon},
+    Family{"starcoder2", ReadStarcoder2},
+    Family{"stablelm", ReadStableLm},
+    Family{"gpt_neox", ReadGptNeox},
+    Family{"phi", ReadPhi},
+    Family{"nemotron", ReadNemotron},
+    Family{"seed_oss", ReadSeedOss},
+    Family{"hunyuan_v1_dense", ReadHunyuanDense},
+    Family{"ernie4_5", ReadErnie45},
+    Family{"internlm2", ReadInternLm2},
+    Family{"arcee", ReadArcee},
+    Family{"apertus", ReadApertus},
 
     Family{"gemma", ReadGemma},
     Family{"gemma2", ReadGemma2},
@@ -40,24 +51,38 @@ constexpr std::array kFamilies = {
     Family{"ministral", ReadMinistral},
     Family{"ministral3", ReadMinistral3},
 
-    Family{"starcoder2", ReadStarcoder2},
-    Family{"stablelm", ReadStableLm},
-    Family{"gpt_neox", ReadGptNeox},
-    Family{"phi", ReadPhi},
-    Family{"nemotron", ReadNemotron},
-    Family{"seed_oss", ReadSeedOss},
-    Family{"hunyuan_v1_dense", ReadHunyuanDense},
-    Family{"ernie4_5", ReadErnie45},
-    Family{"internlm2", ReadInternLm2},
-    Family{"arcee", ReadArcee},
-    Family{"apertus", ReadApertus},
+    // With experts.
+    Family{"mixtral", ReadMixtral},
+    Family{"qwen2_moe", ReadQwen2Moe},
+    Family{"qwen3_moe", ReadQwen3Moe},
+    Family{"olmoe", ReadOlmoe},
+    Family{"granitemoe", ReadGraniteMoe},
+    Family{"granitemoeshared", ReadGraniteMoe},
+    Family{"gpt_oss", ReadGptOss},
+    Family{"glm4_moe", ReadGlm4Moe},
+    Family{"ernie4_5_moe", ReadErnieMoe},
+    Family{"phimoe", ReadPhiMoe},
+    Family{"bailing_moe", ReadBailingMoe},
+    Family{"bailing_moe_v2", ReadBailingMoe},
 };
+
+// Whether experts are stored as gpt-oss has them published, in blocks of four bits.
+StatusOr<bool> HasMxfp4Experts(const ConfigFields& fields) {
+  if (!fields.Has("quantization_config") || !fields.at("quantization_config").is_object()) {
+    return false;
+  }
+  const ConfigFields inner(fields.at("quantization_config"), fields.where());
+  KVL_ASSIGN_OR_RETURN(const std::string method, inner.StringOr("quant_method", ""));
+  KVL_ASSIGN_OR_RETURN(const std::string type, fields.StringOr("model_type", ""));
+  return method == "mxfp4" && type == "gpt_oss";
+}
 
 }  // namespace
 
 Status ReadFamily(const ConfigFields& fields, ModelConfig* config) {
   KVL_ASSIGN_OR_RETURN(config->model_type, fields.StringOr("model_type", ""));
-  if (fields.Has("quantization_config")) {
+  KVL_ASSIGN_OR_RETURN(const bool is_mxfp4, HasMxfp4Experts(fields));
+  if (fields.Has("quantization_config") && !is_mxfp4) {
     return Error(StatusCode::kUnimplemented,
                  "{}: quantised weights are not supported; use the BF16, F16 or F32 model",
                  fields.where());

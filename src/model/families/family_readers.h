@@ -49,6 +49,10 @@ Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefault
 // Before ReadRope, with head_dim known.
 Status ReadPartialRotary(const ConfigFields& fields, const char* key, double fallback,
                          ModelConfig* c);
+// The same by the name that most families give it.
+inline Status ReadRotaryFraction(const ConfigFields& fields, double fallback, ModelConfig* c) {
+  return ReadPartialRotary(fields, "partial_rotary_factor", fallback, c);
+}
 // hidden_act, which must be `name`; left out it is so.
 Status RequireActivation(const ConfigFields& fields, const std::string& name);
 // hidden_act, one of the names of GELU: exact or its tanh approximation.
@@ -106,5 +110,33 @@ Status ReadErnie45(const ConfigFields& fields, ModelConfig* c);
 Status ReadInternLm2(const ConfigFields& fields, ModelConfig* c);
 Status ReadArcee(const ConfigFields& fields, ModelConfig* c);
 Status ReadApertus(const ConfigFields& fields, ModelConfig* c);
+
+// Experts (families/expert_fields.cc).
+struct ExpertFieldNames {
+  const char* count = "num_experts";
+  const char* other_count = "num_local_experts";  // where `count` is not there
+  const char* used = "num_experts_per_tok";
+  const char* ffn = "moe_intermediate_size";
+};
+// Sizes of experts; all layers have them.
+Status ReadExperts(const ConfigFields& fields, const ExpertFieldNames& names, ModelConfig* c);
+// n_group and topk_group.
+Status ReadExpertGroups(const ConfigFields& fields, ModelConfig* c);
+// The first layers have an MLP, as many as the key says.
+Status ReadDenseLayers(const ConfigFields& fields, const char* key, ModelConfig* c);
+// Settles what is left: a model in which no layer has experts has none.
+void DropUnusedExperts(ModelConfig* c);
+
+// Families with experts.
+Status ReadMixtral(const ConfigFields& fields, ModelConfig* c);
+Status ReadQwen2Moe(const ConfigFields& fields, ModelConfig* c);
+Status ReadQwen3Moe(const ConfigFields& fields, ModelConfig* c);
+Status ReadOlmoe(const ConfigFields& fields, ModelConfig* c);
+Status ReadGraniteMoe(const ConfigFields& fields, ModelConfig* c);
+Status ReadGptOss(const ConfigFields& fields, ModelConfig* c);
+Status ReadGlm4Moe(const ConfigFields& fields, ModelConfig* c);
+Status ReadErnieMoe(const ConfigFields& fields, ModelConfig* c);
+Status ReadPhiMoe(const ConfigFields& fields, ModelConfig* c);
+Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c);
 
 }  // namespace kvlathe

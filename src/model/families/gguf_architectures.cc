@@ -8,16 +8,12 @@ using nlohmann::json;
 Status ReadLlama(const Context& c) {
   KVL_ASSIGN_OR_RETURN(const int64_t n_experts,
                        c.file.IntegerOr(c.keys.Name("expert_count"), 0, 0, kMaxSize));
-  if (n_experts > 0) {
-    return Error(StatusCode::kUnimplemented, "{}: mixtures of experts are not supported",
-                 c.file.path());
-  }
   KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
   KVL_RETURN_IF_ERROR(ReadRotaryFraction(c));
   KVL_RETURN_IF_ERROR(ReadWindow(c));
   // Mistral is a Llama with a window.
   (*c.config)["model_type"] = c.config->contains("sliding_window") ? "mistral" : "llama";
-  return OkStatus();
+  return n_experts > 0 ? ReadMixtral(c) : OkStatus();
 }
 
 Status ReadQwen2(const Context& c) {

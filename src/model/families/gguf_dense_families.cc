@@ -69,6 +69,10 @@ Status ReadOlmo2(const Context& c) {
 Status ReadGranite(const Context& c) {
   (*c.config)["model_type"] = "granite";
   KVL_RETURN_IF_ERROR(RefuseExperts(c));
+  return ReadGraniteLike(c);
+}
+
+Status ReadGraniteLike(const Context& c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
   const std::string turns = c.keys.Name("rope.scaling.finetuned");
   KVL_ASSIGN_OR_RETURN(const bool has_rope, c.file.BoolOr(turns, true));

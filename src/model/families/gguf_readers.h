@@ -98,6 +98,8 @@ Status ReadGemma2(const Context& c);
 Status ReadSmolLm3(const Context& c);
 Status ReadOlmo2(const Context& c);
 Status ReadGranite(const Context& c);
+// What Granites with and without experts share.
+Status ReadGraniteLike(const Context& c);
 Status ReadGlm4(const Context& c);
 Status ReadCommandR(const Context& c);
 Status ReadCohere2(const Context& c);
@@ -118,5 +120,17 @@ Status ReadErnie45(const Context& c);
 Status ReadInternLm2(const Context& c);
 Status ReadArcee(const Context& c);
 Status ReadApertus(const Context& c);
+
+// With experts (families/gguf_experts.cc).
+Status ReadMixtral(const Context& c);  // of a file that ReadLlama has read
+Status ReadQwen2Moe(const Context& c);
+Status ReadQwen3Moe(const Context& c);
+Status ReadOlmoe(const Context& c);
+Status ReadGraniteMoe(const Context& c);
+Status ReadGptOss(const Context& c);
+Status ReadGlm4Moe(const Context& c);
+Status ReadErnieMoe(const Context& c);
+Status ReadPhiMoe(const Context& c);
+Status ReadBailingMoe2(const Context& c);
 
 }  // namespace kvlathe::gguf

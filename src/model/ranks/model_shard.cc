@@ -39,13 +39,40 @@ std::vector<Range> BalancedColumns(int64_t n, const std::vector<double>& already
   return parts;
 }
 
+// Columns of every expert, and of the MLP beside them. A token meets n_used experts, which together
+// are as wide as that many columns.
+Status ShareExperts(const ModelConfig& model, const std::vector<double>& of_ranks,
+                    ModelShard* shard) {
+  const ExpertsConfig& experts = *model.experts;
+  const auto n_ranks = static_cast<int64_t>(of_ranks.size());
+  const int narrowest = std::min(
+      experts.ffn_dim, experts.shared_ffn_dim > 0 ? experts.shared_ffn_dim : experts.ffn_dim);
+  if (narrowest < 2 * n_ranks) {
+    return Error(StatusCode::kInvalidArgument,
+                 "experts of {} columns cannot be shared among {} ranks; use --pp in place of --tp",
+                 narrowest, n_ranks);
+  }
+  std::vector<double> of_each = of_ranks;
+  for (double& n : of_each) n /= experts.n_used;
+  shard->expert_columns = BalancedColumns(experts.ffn_dim, of_each)[shard->tensor_rank];
+  if (experts.shared_ffn_dim == 0) return OkStatus();
+  shard->shared_columns = BalancedColumns(experts.shared_ffn_dim,
+                                          std::vector<double>(of_ranks.size()))[shard->tensor_rank];
+  return OkStatus();
+}
+
 }  // namespace
 
 ModelShard WholeModel(const ModelConfig& model) {
-  return {.layers = {0, model.n_layers},
-          .kv_heads = {0, model.n_kv_heads},
-          .ffn_columns = {0, model.ffn_dim},
-          .words = {0, model.vocab_size}};
+  ModelShard shard = {.layers = {0, model.n_layers},
+                      .kv_heads = {0, model.n_kv_heads},
+                      .ffn_columns = {0, model.ffn_dim},
+                      .words = {0, model.vocab_size}};
+  if (model.experts.has_value()) {
+    shard.expert_columns = {0, model.experts->ffn_dim};
+    shard.shared_columns = {0, model.experts->shared_ffn_dim};
+  }
+  return shard;
 }
 
 StatusOr<ModelShard> ShardOf(const ModelConfig& model, const RankGrid& grid, int rank) {
@@ -78,6 +105,9 @@ StatusOr<ModelShard> ShardOf(const ModelConfig& model, const RankGrid& grid, int
     of_ranks.push_back(of_head * static_cast<double>(heads.end - heads.begin));
   }
   shard.ffn_columns = BalancedColumns(model.ffn_dim, of_ranks)[shard.tensor_rank];
+  if (model.experts.has_value()) {
+    KVL_RETURN_IF_ERROR(ShareExperts(model, of_ranks, &shard));
+  }
   shard.words = BalancedColumns(model.vocab_size, std::vector<double>(n_tensor))[shard.tensor_rank];
   return shard;
 }
@@ -98,6 +128,8 @@ ModelConfig ConfigOf(const ModelConfig& model, const ModelShard& shard) {
                                              model.xielu.begin() + shard.layers.end);
   }
   if (config.experts.has_value()) {
+    config.experts->ffn_dim = size(shard.expert_columns);
+    config.experts->shared_ffn_dim = size(shard.shared_columns);
     std::vector<bool>& of_layer = config.experts->of_layer;
     of_layer = std::vector<bool>(of_layer.begin() + shard.layers.begin,
                                  of_layer.begin() + shard.layers.end);
@@ -125,17 +157,42 @@ Projection ShardNames::o(int layer_idx) const {
   return o;
 }
 
+std::vector<Projection> ShardNames::RowsOfColumns(const std::vector<Projection>& parts,
+                                                  int64_t ffn_dim, Range columns) const {
+  std::vector<Range> wanted = {columns};
+  if (whole_.has_gate()) wanted.push_back({ffn_dim + columns.begin, ffn_dim + columns.end});
+  return TakeRows(parts, wanted);
+}
+
+Projection ShardNames::InputsOf(Projection down, Range columns) const {
+  if (!shard_.has_whole_layers()) down.inputs = columns;
+  return down;
+}
+
 std::vector<Projection> ShardNames::mlp_in(int layer_idx) const {
-  const Range gate = shard_.ffn_columns;
-  std::vector<Range> wanted = {gate};
-  if (whole_.has_gate()) wanted.push_back({whole_.ffn_dim + gate.begin, whole_.ffn_dim + gate.end});
-  return TakeRows(names_.mlp_in(LayerOf(layer_idx)), wanted);
+  return RowsOfColumns(names_.mlp_in(LayerOf(layer_idx)), whole_.ffn_dim, shard_.ffn_columns);
 }
 
 Projection ShardNames::mlp_out(int layer_idx) const {
-  Projection down = names_.mlp_out(LayerOf(layer_idx));
-  if (!shard_.has_whole_layers()) down.inputs = shard_.ffn_columns;
-  return down;
+  return InputsOf(names_.mlp_out(LayerOf(layer_idx)), shard_.ffn_columns);
+}
+
+std::vector<Projection> ShardNames::expert_in(int layer_idx, int expert_idx) const {
+  return RowsOfColumns(names_.expert_in(LayerOf(layer_idx), expert_idx), whole_.experts->ffn_dim,
+                       shard_.expert_columns);
+}
+
+Projection ShardNames::expert_out(int layer_idx, int expert_idx) const {
+  return InputsOf(names_.expert_out(LayerOf(layer_idx), expert_idx), shard_.expert_columns);
+}
+
+std::vector<Projection> ShardNames::shared_in(int layer_idx) const {
+  return RowsOfColumns(names_.shared_in(LayerOf(layer_idx)), whole_.experts->shared_ffn_dim,
+                       shard_.shared_columns);
+}
+
+Projection ShardNames::shared_out(int layer_idx) const {
+  return InputsOf(names_.shared_out(LayerOf(layer_idx)), shard_.shared_columns);
 }
 
 std::vector<VectorPart> ShardNames::NormOf(std::vector<VectorPart> parts, Range heads) const {

@@ -30,6 +30,9 @@ struct ModelShard {
   Range kv_heads = {0, 0};     // the same of every layer, with the query heads that meet them
   Range ffn_columns = {0, 0};  // outputs of the gate and of up, inputs of down
   Range words = {0, 0};        // rows of the embedding and of the head
+  // The same of every expert, and of the MLP beside them.
+  Range expert_columns = {0, 0};
+  Range shared_columns = {0, 0};
 
   bool is_first_stage() const { return stage == 0; }
   bool is_last_stage() const { return stage + 1 == grid.n_stages; }
@@ -64,6 +67,10 @@ class ShardNames {
   Projection o(int layer_idx) const;
   std::vector<Projection> mlp_in(int layer_idx) const;
   Projection mlp_out(int layer_idx) const;
+  std::vector<Projection> expert_in(int layer_idx, int expert_idx) const;
+  Projection expert_out(int layer_idx, int expert_idx) const;
+  std::vector<Projection> shared_in(int layer_idx) const;
+  Projection shared_out(int layer_idx) const;
   std::vector<VectorPart> q_norm(int layer_idx) const;
   std::vector<VectorPart> k_norm(int layer_idx) const;
   // The layer of the whole model.
@@ -78,6 +85,11 @@ class ShardNames {
     return {shard_.kv_heads.begin * whole_.gqa_group(), shard_.kv_heads.end * whole_.gqa_group()};
   }
 
+  // Of a first matrix of ffn_dim rows, or twice as many with a gate, those of the columns; of a
+  // last one the inputs.
+  std::vector<Projection> RowsOfColumns(const std::vector<Projection>& parts, int64_t ffn_dim,
+                                        Range columns) const;
+  Projection InputsOf(Projection down, Range columns) const;
   // Of the weights of all heads those of `heads`; all where heads share them.
   std::vector<VectorPart> NormOf(std::vector<VectorPart> parts, Range heads) const;
 

@@ -74,9 +74,14 @@ HeadJob AttendStep::JobOf(const Place& place, int kv_head_idx, Activations* a) {
   if (layout.MergesEntries()) AddMergedRows(place, g, a, &job);
   job.window = layer_.window;
   AddSinks(place, g, &job);
-  if (layer_.config->has_sink_logits && layer_.weights != nullptr) {
+  if (layer_.config->has_sink_logits) {
     const int64_t first = int64_t{g} * rows.gqa_group() * int64_t{sizeof(float)};
-    job.sink_logits = layer_.weights->sink_logits.place() + first;
+    job.sink_logits = layer_.sink_logits + first;
+  }
+  // Attention turns latents and keys of frames itself, and gives them back what they have lost.
+  const bool gives_back = TurnWhenRead(layout.keys) || HasFrames(layout.keys);
+  if (layer_.config->scores_are_absolute() && !gives_back && !layer_.basis.key_offset.empty()) {
+    job.lost_keys = layer_.basis.key_offset[g].place();
   }
   job.out_stride = rows.OutputStride();
   job.out_head_stride = rows.OutputWidth(g);

@@ -28,7 +28,12 @@ Status NormaliseStep::Run(ForwardState* state) {
   if (is_bare_) plan.function = NormFunction::kNone;
   plan.out_type = a.types.activations;
   plan.out = a.normed.place();
-  state->backend->Normalise({&plan, 1});
+  NormPlan to_router = plan;
+  to_router.out_type = DType::kF32;
+  to_router.out = a.routed_by.place();
+  const NormPlan plans[] = {plan, to_router};
+  const bool has_two = routes_ && a.types.activations != DType::kF32;
+  state->backend->Normalise(std::span(plans, has_two ? 2 : 1));
   return OkStatus();
 }
 

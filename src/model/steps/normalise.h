@@ -15,15 +15,17 @@ NormFunction FunctionOf(NormKind kind);
 // Normalises the residual stream into Activations::normed.
 class NormaliseStep : public LayerStep {
  public:
-  // `norm` outlives the step. With `is_bare` there is none: the stream is only converted.
-  NormaliseStep(const Layer* layer, const NormWeights* norm, bool is_bare)
-      : LayerStep(layer), norm_(*norm), is_bare_(is_bare) {}
+  // `norm` outlives the step. With `is_bare` there is none: the stream is only converted. With
+  // `routes` the rows also go to Activations::routed_by, if their own type is not its.
+  NormaliseStep(const Layer* layer, const NormWeights* norm, bool is_bare, bool routes = false)
+      : LayerStep(layer), norm_(*norm), is_bare_(is_bare), routes_(routes) {}
   std::string_view name() const override { return "normalise"; }
   Status Run(ForwardState* state) override;
 
  private:
   const NormWeights& norm_;
   bool is_bare_;
+  bool routes_;
 };
 
 // Normalises every head's rows of queries and keys in place, before anything else sees them (Qwen3,

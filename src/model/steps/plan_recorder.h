@@ -28,6 +28,27 @@ class PlanRecorder : public Backend {
   }
   void Gate(const GatePlan& plan) override { gates.push_back(plan); }
   void Cap(const CapPlan& plan) override { caps.push_back(plan); }
+  // Every row goes to the first experts, which weigh the same.
+  RoutedRows Route(const RoutePlan& plan) override {
+    routes.push_back(plan);
+    RoutedRows routed;
+    for (int64_t i = 0; i < plan.n_rows * plan.rule.n_used; ++i) {
+      routed.experts.push_back(static_cast<int32_t>(i % plan.rule.n_used));
+      routed.weights.push_back(1.0f / static_cast<float>(plan.rule.n_used));
+    }
+    if (plan.has_gate_row) routed.gates.assign(plan.n_rows, kDecision);
+    return routed;
+  }
+  void GatherRows(const GatherRowsPlan& plan) override {
+    gathers.emplace_back(plan.from.begin(), plan.from.end());
+  }
+  void ProjectExperts(const ExpertProductsPlan& plan) override {
+    expert_products.emplace_back(plan.items.begin(), plan.items.end());
+  }
+  void AddWeighted(const WeightedRowsPlan& plan) override {
+    weighted.push_back(plan);
+    weighted_rows.emplace_back(plan.rows.begin(), plan.rows.end());
+  }
   void RotateAndMap(const RotatePlan& plan) override {
     rotation = plan;
     turns.assign(plan.heads.begin(), plan.heads.end());
@@ -73,6 +94,11 @@ class PlanRecorder : public Backend {
   std::vector<NormPlan> norms;
   std::vector<GatePlan> gates;
   std::vector<CapPlan> caps;
+  std::vector<RoutePlan> routes;
+  std::vector<std::vector<int64_t>> gathers;  // GatherRowsPlan::from
+  std::vector<std::vector<ExpertProductsPlan::Item>> expert_products;
+  std::vector<WeightedRowsPlan> weighted;  // what their spans point to may be gone
+  std::vector<std::vector<int64_t>> weighted_rows;
   std::vector<SumPlan> sums;
   RotatePlan rotation;
   std::vector<HeadTurn> turns;

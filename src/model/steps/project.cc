@@ -4,7 +4,6 @@
 #include "model/steps/normalise.h"
 
 namespace kvlathe {
-namespace {
 
 GateKind GateOf(MlpKind mlp) {
   switch (mlp) {
@@ -25,8 +24,6 @@ GateKind GateOf(MlpKind mlp) {
   }
   return GateKind::kClampedSwiglu;
 }
-
-}  // namespace
 
 ProductPlan ProductOf(const Weight& w, const FloatTable& bias, int64_t n_rows, const ObjectPlace& x,
                       DType x_type, const ObjectPlace& y) {
@@ -94,6 +91,13 @@ void AddToStream(const Layer& layer, const StreamProduct& p, ForwardState* state
     state->backend->Project(product);
   }
   if (!is_apart || (shares_sum && !p.ends_sum)) return;
+  AddSumToStream(layer, p.norm, state);
+}
+
+void AddSumToStream(const Layer& layer, const NormWeights& norm, ForwardState* state) {
+  Activations& a = *state->activations;
+  const bool is_normalised = layer.config->norms.of_outputs;
+  const ObjectPlace to = a.added.place();
   if (layer.is_parted) {
     const ScopedTimer timer(&state->profile->messages);
     state->backend->SumOverRanks({.x = to,
@@ -102,7 +106,7 @@ void AddToStream(const Layer& layer, const StreamProduct& p, ForwardState* state
   }
   if (!is_normalised) return;
   const ScopedTimer timer(&state->profile->other);
-  NormPlan plan = NormOf(*layer.config, p.norm, to, a.n_tokens, layer.config->hidden_dim);
+  NormPlan plan = NormOf(*layer.config, norm, to, a.n_tokens, layer.config->hidden_dim);
   plan.function = NormFunction::kRms;  // these norms take no mean off, whatever the others do
   plan.out = to;
   plan.added_to = a.hidden.place();

@@ -42,6 +42,13 @@ struct StreamProduct {
   bool ends_sum = true;
 };
 
+// What stands between the two products of the model's feed-forward parts.
+GateKind GateOf(MlpKind mlp);
+
+// Ends a sum that was made in Activations::added, over the ranks that hold parts of the layer, and
+// adds it to the residual stream, normalised with `norm` first if the model says so.
+void AddSumToStream(const Layer& layer, const NormWeights& norm, ForwardState* state);
+
 // Adds x W^T + bias to the residual stream, summed over the ranks that hold parts of W and
 // normalised with `norm` first if the model says so.
 void AddToStream(const Layer& layer, const StreamProduct& product, ForwardState* state);

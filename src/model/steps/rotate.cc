@@ -18,6 +18,7 @@ RotatePlan TurnsOf(const Layer& layer, std::span<const TokenPlace> tokens) {
                      .key_cos = layer.rotations->cos(layer.idx),
                      .key_sin = layer.rotations->sin(layer.idx),
                      .rope_dim = layer.rotations->rope_dim(layer.idx)};
+  if (layer.weights != nullptr) plan.query_weights = layer.weights->turned_query_weights.place();
   if (c.dmc.has_value() && c.dmc->zeroes_after_rope) {
     plan.zeroed_channel = c.dmc->is_last ? rows.head_dim - 1 : 0;
   }
@@ -76,9 +77,6 @@ Status RotateStep::Run(ForwardState* state) {
   plan.heads = heads_;
   if (a.are_turned) plan.rope_dim = 0;
   if (!turns_queries_) plan.gqa_group = 0;
-  if (layer_.weights != nullptr && !layer_.weights->turned_query_weights.empty()) {
-    plan.query_weights = layer_.weights->turned_query_weights.place();
-  }
   if (TurnWhenRead(layer_.layout->keys)) plan.first_unturned = layer_.layout->n_sink;
   plan.key_cos = layer_.rotations->key_cos(layer_.idx);
   plan.key_sin = layer_.rotations->key_sin(layer_.idx);

@@ -75,20 +75,34 @@ StatusOr<StoredTensor> WeightReader::Checked(const std::string& name,
 }
 
 StatusOr<StoredTensor> WeightReader::Open(const Projection& p, ThreadPool* pool) {
-  const std::string name = p.tensor + ".weight";
-  const std::vector<int64_t> shape = p.is_transposed ? std::vector<int64_t>{p.n_in, p.n_stored}
-                                                     : std::vector<int64_t>{p.n_stored, p.n_in};
-  KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, source_->Get(name, shape));
+  const std::string name = p.matrix_name();
+  std::vector<int64_t> shape = p.is_transposed ? std::vector<int64_t>{p.n_in, p.n_stored}
+                                               : std::vector<int64_t>{p.n_stored, p.n_in};
+  StoredTensor tensor;
+  if (p.n_stacked > 0) {
+    shape.insert(shape.begin(), p.n_stacked);
+    KVL_ASSIGN_OR_RETURN(tensor, source_->GetPart(name, shape, p.stacked_idx));
+  } else {
+    KVL_ASSIGN_OR_RETURN(tensor, source_->Get(name, shape));
+  }
   if (!IsWantedFinite(tensor, p, pool)) return NotFinite(name);
   return tensor;
 }
 
-StatusOr<std::vector<float>> WeightReader::Vector(const std::string& name, int64_t n) {
-  KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Checked(name, {n}));
-  std::vector<float> values(n);
-  tensor.Read(0, n, values.data());
+StatusOr<std::vector<float>> WeightReader::Numbers(const std::string& name,
+                                                   const std::vector<int64_t>& shape) {
+  KVL_ASSIGN_OR_RETURN(const StoredTensor tensor, Checked(name, shape));
+  std::vector<float> values(tensor.n_elements());
+  tensor.Read(0, std::ssize(values), values.data());
   source_->Done(tensor);
   return values;
+}
+
+StatusOr<std::vector<float>> WeightReader::VectorOrRow(const std::string& name, int64_t n) {
+  StatusOr<std::vector<float>> vector = Numbers(name, {n});
+  if (vector.ok()) return vector;
+  StatusOr<std::vector<float>> row = Numbers(name, {1, n});
+  return row.ok() ? std::move(row) : std::move(vector);
 }
 
 StatusOr<std::vector<float>> WeightReader::Vector(const std::vector<VectorPart>& parts) {
@@ -121,18 +135,55 @@ StatusOr<float> WeightReader::Number(const std::string& name) {
 }
 
 StatusOr<std::vector<float>> WeightReader::Bias(const Projection& projection) {
-  KVL_ASSIGN_OR_RETURN(const std::vector<float> stored,
-                       Vector(projection.tensor + ".bias", projection.n_stored));
+  const bool is_stacked = projection.n_stacked > 0;
+  const int64_t n = projection.n_stored;
+  KVL_ASSIGN_OR_RETURN(
+      const std::vector<float> stored,
+      Numbers(projection.bias_name(), is_stacked ? std::vector<int64_t>{projection.n_stacked, n}
+                                                 : std::vector<int64_t>{n}));
+  const auto first = stored.begin() + (is_stacked ? projection.stacked_idx * n : 0);
   std::vector<float> bias;
   for (const Projection::Run& run : projection.runs) {
-    bias.insert(bias.end(), stored.begin() + run.begin, stored.begin() + run.begin + run.n);
+    bias.insert(bias.end(), first + run.begin, first + run.begin + run.n);
   }
   return bias;
 }
 
+namespace {
+
+// Rows of a transposed matrix that stand in many runs close together, such as every second one: of
+// each input all of the span is read at once. Whether they do.
+bool CopySpannedRows(const StoredTensor& tensor, const Projection& p, Range rows, float* out) {
+  struct Piece {
+    int64_t stored, n, offset;
+  };
+  std::vector<Piece> pieces;
+  int64_t begin = p.n_stored, end = 0;
+  ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
+    pieces.push_back({stored, n, offset});
+    begin = std::min(begin, stored);
+    end = std::max(end, stored + n);
+  });
+  if (std::ssize(pieces) < 4 || end - begin > 4 * (rows.end - rows.begin)) return false;
+  const int64_t n_columns = p.n_columns();
+  std::vector<float> line(end - begin);
+  for (int64_t i = 0; i < n_columns; ++i) {
+    tensor.Read((p.first_in() + i) * p.n_stored + begin, end - begin, line.data());
+    for (const Piece& piece : pieces) {
+      for (int64_t r = 0; r < piece.n; ++r) {
+        out[(piece.offset + r) * n_columns + i] = line[piece.stored - begin + r];
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
 void WeightReader::CopyRows(const StoredTensor& tensor, const Projection& p, Range rows,
                             float* out) {
   const int64_t n_columns = p.n_columns(), first_in = p.first_in();
+  if (p.is_transposed && CopySpannedRows(tensor, p, rows, out)) return;
   ForPieces(p, rows, [&](int64_t stored, int64_t n, int64_t offset) {
     float* to = out + offset * n_columns;
     if (p.is_transposed) {
@@ -213,7 +264,7 @@ WeightType WeightReader::TypeOf(const std::vector<Projection>& parts,
   std::optional<WeightType> kept;
   bool is_mixed = false, has_blocks = false;
   for (const Projection& part : parts) {
-    const std::optional<GgmlType> blocks = source_->BlocksOf(part.tensor + ".weight");
+    const std::optional<GgmlType> blocks = source_->BlocksOf(part.matrix_name());
     has_blocks |= blocks.has_value();
     std::optional<WeightType> of_part;
     if (blocks.has_value() && !part.is_transposed && WantsWholeBlocks(part, *blocks)) {

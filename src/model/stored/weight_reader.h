@@ -23,8 +23,14 @@ class WeightReader {
   const TensorSource& source() const { return *source_; }
   void DoneWithAll() { source_->DoneWithAll(); }
 
+  // All numbers of a tensor of this shape.
+  StatusOr<std::vector<float>> Numbers(const std::string& name, const std::vector<int64_t>& shape);
   // A vector of n floats.
-  StatusOr<std::vector<float>> Vector(const std::string& name, int64_t n);
+  StatusOr<std::vector<float>> Vector(const std::string& name, int64_t n) {
+    return Numbers(name, {n});
+  }
+  // The same of a vector that some files store as a matrix of one row.
+  StatusOr<std::vector<float>> VectorOrRow(const std::string& name, int64_t n);
   // The numbers wanted of some vectors, one part behind the other.
   StatusOr<std::vector<float>> Vector(const std::vector<VectorPart>& parts);
   // A number of its own, which files have as a scalar or as a vector of one.

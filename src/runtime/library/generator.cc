@@ -74,9 +74,11 @@ Generator::~Generator() = default;
 StatusOr<uint64_t> Generator::Submit(const TextRequest& request, TextSink on_text, EndSink on_end) {
   const Workspace& workspace = *parts_->model->workspace;
   Request asked;
-  asked.prompt = request.prompt_ids.empty()
-                     ? workspace.tokenizer().Tokenize(request.prompt, /*add_bos=*/true)
-                     : request.prompt_ids;
+  asked.prompt = request.prompt_ids;
+  if (asked.prompt.empty()) {
+    KVL_ASSIGN_OR_RETURN(asked.prompt,
+                         workspace.tokenizer().TryTokenize(request.prompt, /*add_bos=*/true));
+  }
   asked.max_tokens = request.max_tokens;
   asked.sampling = SamplingOf(request);
   asked.level = request.cache_idx;

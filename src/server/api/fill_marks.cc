@@ -27,10 +27,12 @@ std::optional<int32_t> MarkOf(const Tokenizer& tokenizer, std::string_view text)
   return ids[0];
 }
 
-void AppendText(const Tokenizer& tokenizer, std::string_view text, std::vector<int32_t>* ids) {
-  const std::vector<int32_t> more =
-      tokenizer.Tokenize(text, /*add_bos=*/false, /*parse_special=*/false);
+Status AppendText(const Tokenizer& tokenizer, std::string_view text, std::vector<int32_t>* ids) {
+  KVL_ASSIGN_OR_RETURN(
+      const std::vector<int32_t> more,
+      tokenizer.TryTokenize(text, /*add_bos=*/false, /*parse_special=*/false));
   ids->insert(ids->end(), more.begin(), more.end());
+  return OkStatus();
 }
 
 }  // namespace
@@ -53,19 +55,19 @@ std::optional<FillMarks> FindFillMarks(const Tokenizer& tokenizer) {
   return std::nullopt;
 }
 
-std::vector<int32_t> TokensToFill(const Tokenizer& tokenizer, const FillMarks& marks,
+StatusOr<std::vector<int32_t>> TokensToFill(const Tokenizer& tokenizer, const FillMarks& marks,
                                   const std::vector<NamedText>& files, std::string_view prefix,
                                   std::string_view suffix) {
   std::vector<int32_t> ids = tokenizer.Tokenize("", /*add_bos=*/true);
   for (const NamedText& file : files) {
     ids.push_back(marks.file.value());
-    AppendText(tokenizer, file.name + "\n" + file.text, &ids);
+    KVL_RETURN_IF_ERROR(AppendText(tokenizer, file.name + "\n" + file.text, &ids));
   }
   if (!files.empty()) ids.push_back(*marks.file);
   ids.push_back(marks.prefix);
-  AppendText(tokenizer, prefix, &ids);
+  KVL_RETURN_IF_ERROR(AppendText(tokenizer, prefix, &ids));
   ids.push_back(marks.suffix);
-  AppendText(tokenizer, suffix, &ids);
+  KVL_RETURN_IF_ERROR(AppendText(tokenizer, suffix, &ids));
   ids.push_back(marks.middle);
   return ids;
 }

@@ -6,14 +6,13 @@
 
 #include "absl/strings/escaping.h"
 #include "tokenizer/byte_alphabet.h"
+#include "tokenizer/files/rank_merges.h"
 #include "tokenizer/loaders.h"
+#include "tokenizer/splitting/named_pre_tokenizer.h"
 #include "tokenizer/text_tokenizer.h"
 
 namespace kvlathe {
 namespace {
-
-// Longer tokens would make the list of cuts below quadratic; Llama 3's longest has 128 bytes.
-constexpr size_t kMaxTokenBytes = 1024;
 
 struct SpecialToken {
   int32_t id;
@@ -51,26 +50,12 @@ Status AddRanks(std::string_view contents, Vocabulary* vocabulary) {
   for (int line_number = 1; !contents.empty(); ++line_number) {
     const std::string_view line = NextLine(&contents);
     if (line.empty()) continue;
-    if (!ParseLine(line, &bytes, &rank) || bytes.size() > kMaxTokenBytes) {
+    if (!ParseLine(line, &bytes, &rank) || bytes.size() > kMaxRankedBytes) {
       return Error(StatusCode::kDataLoss, "line {} is not \"base64 rank\"", line_number);
     }
     KVL_RETURN_IF_ERROR(vocabulary->Add(rank, BytesToAlphabet(bytes)));
   }
   return OkStatus();
-}
-
-// Every cut of a token into two tokens is a merge of the token's rank.
-void AddCuts(const Vocabulary& vocabulary, MergeTable* merges) {
-  merges->Reserve(static_cast<size_t>(vocabulary.size()) * 4);
-  for (int32_t id = 0; id < vocabulary.size(); ++id) {
-    const std::string_view text = vocabulary.TextOf(id);
-    for (size_t cut = 1; cut < text.size(); ++cut) {
-      const auto left = vocabulary.Find(text.substr(0, cut));
-      if (!left) continue;
-      const auto right = vocabulary.Find(text.substr(cut));
-      if (right) merges->Add(*left, *right, id, id);
-    }
-  }
 }
 
 Status AddLlama3Specials(TokenizerParts* parts) {
@@ -99,9 +84,11 @@ StatusOr<std::unique_ptr<Tokenizer>> LoadTiktoken(const std::string& path,
   TokenizerParts parts;
   parts.byte_level = parts.decoder.byte_level = true;
   parts.bpe.ignore_merges = true;
-  KVL_ASSIGN_OR_RETURN(parts.pre_tokenizer, NamedPreTokenizer(pre.empty() ? "llama3" : pre));
+  KVL_ASSIGN_OR_RETURN(NamedPreTokenizer named, FindPreTokenizer(pre.empty() ? "llama3" : pre));
+  parts.pre_tokenizer = std::move(named.pre_tokenizer);
+  parts.normalizer = std::move(named.normalizer);
   KVL_RETURN_IF_ERROR(InFile(path, AddRanks(contents, &parts.vocabulary)));
-  AddCuts(parts.vocabulary, &parts.bpe.merges);
+  AddRankMerges(parts.vocabulary, &parts.bpe.merges);
   if (parts.vocabulary.size() == kLlama3BaseTokens) {
     KVL_RETURN_IF_ERROR(InFile(path, AddLlama3Specials(&parts)));
     parts.bos_id = 128000;

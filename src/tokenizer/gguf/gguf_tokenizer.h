@@ -10,7 +10,8 @@
 
 namespace kvlathe {
 
-// For tokenizer.ggml.model "gpt2" (byte-level BPE) and "llama" (SentencePiece BPE); kUnimplemented
+// For tokenizer.ggml.model "gpt2" and "gemma4" (BPE of bytes, or of characters where the
+// pre-tokenizer says so) and "llama" (SentencePiece BPE); kUnimplemented
 // for others and for pre-tokenizers that are not known, by name; kDataLoss with file and key for
 // metadata that do not fit together. options.pre replaces the file's pre-tokenizer. The tokenizer
 // does not need the file afterwards.

@@ -5,10 +5,10 @@
 #include <string_view>
 
 #include "io/files.h"
-#include "tokenizer/gguf/gguf_pre_tokenizer.h"
 #include "tokenizer/gguf/gguf_sentencepiece.h"
 #include "tokenizer/gguf/gguf_tokenizer.h"
 #include "tokenizer/gguf/gguf_tokens.h"
+#include "tokenizer/splitting/named_pre_tokenizer.h"
 
 namespace kvlathe {
 namespace {
@@ -25,24 +25,35 @@ Json ByteLevel(bool uses_regex) {
           {"use_regex", uses_regex}};
 }
 
-Json Sequence(const Json& first, const Json& second) {
-  return {{"type", "Sequence"}, {"pretokenizers", Json::array({first, second})}};
+Json Split(std::string_view pattern) {
+  return {{"type", "Split"},
+          {"pattern", {{"Regex", pattern}}},
+          {"behavior", "Isolated"},
+          {"invert", false}};
 }
 
-// The section "pre_tokenizer" for a name of gguf_pre_tokenizer.h; null if there is none.
-Json PreTokenizerJson(std::string_view name) {
-  if (name == "gpt-2" || name == "gpt2" || name == "phi-2") return ByteLevel(true);
-  if (name == "smollm" || name == "refact" || name == "starcoder") {
-    return Sequence({{"type", "Digits"}, {"individual_digits", true}}, ByteLevel(true));
+Json Digits(bool individual) { return {{"type", "Digits"}, {"individual_digits", individual}}; }
+
+// The steps of "falcon", whose digits are looked for among the letters that stand for bytes.
+Json FalconSteps() {
+  return Json::array({{{"type", "Punctuation"}, {"behavior", "Contiguous"}},
+                      ByteLevel(true),
+                      Digits(false),
+                      Split("[0-9][0-9][0-9]")});
+}
+
+// The section "pre_tokenizer".
+Json PreTokenizerJson(const NamedPreTokenizer& named) {
+  Json steps = named.patterns.empty() ? FalconSteps() : Json::array();
+  bool uses_regex = false;
+  for (const std::string_view pattern : named.patterns) {
+    uses_regex = pattern == kGpt2Pattern && pattern == named.patterns.back();
+    if (uses_regex) break;
+    steps.push_back(pattern == R"(\p{N})" ? Digits(true) : Split(pattern));
   }
-  const bool is_llama3 = name == "llama-bpe" || name == "llama3" || name == "llama-v3";
-  if (!is_llama3 && name != "qwen2") return nullptr;
-  const std::string pattern(PublishedPattern(is_llama3 ? "llama3" : "qwen2"));
-  return Sequence({{"type", "Split"},
-                   {"pattern", {{"Regex", pattern}}},
-                   {"behavior", "Isolated"},
-                   {"invert", false}},
-                  ByteLevel(false));
+  if (!named.patterns.empty()) steps.push_back(ByteLevel(uses_regex));
+  if (steps.size() == 1) return steps[0];
+  return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
 }
 
 Json AddedTokenJson(const AddedToken& token) {
@@ -114,29 +125,33 @@ Status WriteConfig(const GgufFile& file, const GgufTokens& tokens, Json config,
 Status WriteByteLevel(const GgufFile& file, bool adds_bos, const std::string& directory) {
   KVL_ASSIGN_OR_RETURN(std::string name, file.TextOr(kPreTokenizerKey, ""));
   if (name.empty()) name = "default";
-  const Json pre_tokenizer = PreTokenizerJson(name);
-  if (pre_tokenizer.is_null()) {
+  KVL_ASSIGN_OR_RETURN(const NamedPreTokenizer named, FindPreTokenizer(name));
+  if (!named.byte_level) {
     return Error(StatusCode::kUnimplemented,
                  "{}: {}: \"{}\" is not written as tokenizer.json; name a directory that has the "
                  "model's tokenizer.json",
                  file.path(), kPreTokenizerKey, name);
   }
-  KVL_ASSIGN_OR_RETURN(const GgufPreTokenizer named, FindGgufPreTokenizer(name));
   KVL_ASSIGN_OR_RETURN(const GgufTokens tokens, ReadGgufTokens(file, std::nullopt, std::nullopt));
   KVL_ASSIGN_OR_RETURN(const auto* merges, file.Texts("tokenizer.ggml.merges"));
+  if (merges == nullptr) {
+    return Error(StatusCode::kUnimplemented,
+                 "{}: a tokenizer without tokenizer.ggml.merges is not written as tokenizer.json",
+                 file.path());
+  }
   Json added = Json::array();
   for (int id = 0; id < tokens.size(); ++id) {
     if (!tokens.IsAdded(id)) continue;
     added.push_back(AddedTokenJson(tokens.AddedTokenOf(id)));
     added.back()["id"] = id;
   }
-  const Json normalizer = name == "qwen2" ? Json{{"type", "NFC"}} : Json(nullptr);
+  const Json normalizer = named.composes ? Json{{"type", "NFC"}} : Json(nullptr);
   const Json json = {{"version", "1.0"},
                      {"truncation", nullptr},
                      {"padding", nullptr},
                      {"added_tokens", std::move(added)},
                      {"normalizer", normalizer},
-                     {"pre_tokenizer", pre_tokenizer},
+                     {"pre_tokenizer", PreTokenizerJson(named)},
                      {"post_processor", PostProcessorJson(tokens, adds_bos)},
                      {"decoder", ByteLevel(true)},
                      {"model", ModelJson(tokens, *merges, named.ignore_merges)}};

@@ -11,7 +11,7 @@ namespace kvlathe {
 // Writes tokenizer.json (byte-level BPE) or tokenizer.model (SentencePiece), and
 // tokenizer_config.json with the chat template, to `directory`, which is there. What is loaded from
 // it gives the ids that LoadGgufTokenizer's gives. kUnimplemented, naming it, for a pre-tokenizer
-// that tokenizer.json is not written for; otherwise the errors of LoadGgufTokenizer.
+// whose tokens are characters; otherwise the errors of LoadGgufTokenizer.
 Status WriteGgufTokenizer(const GgufFile& file, const std::string& directory);
 
 }  // namespace kvlathe

@@ -47,7 +47,9 @@ class GgufTokenizerFiles : public testing::Test {
 };
 
 TEST_F(GgufTokenizerFiles, ByteLevelGivesTheSameIds) {
-  for (const char* pre : {"gpt-2", "smollm", "llama-bpe", "qwen2"}) {
+  for (const char* pre :
+       {"gpt-2", "smollm", "llama-bpe", "qwen2", "falcon", "gpt-4o", "kimi-k2", "deepseek-llm",
+        "deepseek-v3", "superbpe", "afmoe", "tiny_aya", "bailingmoe", "chameleon"}) {
     SCOPED_TRACE(pre);
     GgufTokenizerSample sample = GgufByteLevelSample(pre);
     sample.ids["bos"] = sample.Add("<|im_start|>", 3);
@@ -85,9 +87,9 @@ TEST_F(GgufTokenizerFiles, TheChatTemplateGoesWithIt) {
 }
 
 TEST_F(GgufTokenizerFiles, RefusesWhatTheFilesCannotSay) {
-  const Status status = Write(GgufByteLevelSample("deepseek-llm"));
+  const Status status = Write(GgufByteLevelSample("sarvam-moe"));
   EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << status;
-  EXPECT_THAT(MessageOf(status), HasSubstr(path_ + ": tokenizer.ggml.pre: \"deepseek-llm\""));
+  EXPECT_THAT(MessageOf(status), HasSubstr(path_ + ": tokenizer.ggml.pre: \"sarvam-moe\""));
   GgufTokenizerSample sample = GgufByteLevelSample("gpt-2");
   sample.Add("a\xFF", 4);
   EXPECT_EQ(Write(sample).code(), StatusCode::kDataLoss);

@@ -11,9 +11,16 @@ namespace {
 
 // Texts that end a turn or a text in the chat formats of models. Some files call them normal or
 // user-defined, where they would neither be parsed nor left out of an answer.
-constexpr std::string_view kEnds[] = {"<|im_end|>",    "<|eot_id|>",        "<|eom_id|>",
-                                      "<|end|>",       "<|endoftext|>",     "<|end_of_text|>",
-                                      "<end_of_turn>", "<end_of_utterance>"};
+constexpr std::string_view kEnds[] = {"<|im_end|>",    "<|eot_id|>",
+                                      "<|eom_id|>",    "<|end|>",
+                                      "<|endoftext|>", "<|end_of_text|>",
+                                      "<end_of_turn>", "<end_of_utterance>",
+                                      "<|return|>",    "<|call|>",
+                                      "<|calls|>",     "<|flush|>",
+                                      "<EOT>",         "_<EOT>",
+                                      "[EOT]",         "[EOS]",
+                                      "<turn|>",       "<|tool_response>",
+                                      "[e~[",          "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"};
 
 Status ReadTexts(const GgufFile& file, GgufTokens* tokens) {
   KVL_ASSIGN_OR_RETURN(const std::vector<std::string_view>* texts, file.Texts(kGgufTokensKey));
@@ -55,7 +62,8 @@ Status ReadTypes(const GgufFile& file, GgufTokens* tokens) {
 void MakeEndsControl(GgufTokens* tokens) {
   for (int id = 0; id < tokens->size(); ++id) {
     const std::string_view text = tokens->texts[id];
-    if (text.front() == '<' && std::ranges::find(kEnds, text) != std::end(kEnds)) {
+    const bool may_be = text.front() == '<' || text.front() == '[' || text.front() == '_';
+    if (may_be && std::ranges::find(kEnds, text) != std::end(kEnds)) {
       tokens->types[id] = GgufTokenType::kControl;
     }
   }

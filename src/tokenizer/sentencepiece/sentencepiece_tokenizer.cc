@@ -151,7 +151,7 @@ const SentencePieceLibrary& SentencePieceTokenizer::MidTextLibrary() const {
   return mid_text_library_ != nullptr ? *mid_text_library_ : *library_;
 }
 
-std::vector<int32_t> SentencePieceTokenizer::TokenizeMarked(
+StatusOr<std::vector<int32_t>> SentencePieceTokenizer::TryTokenizeMarked(
     std::string_view text, bool add_bos, std::span<const TextRange> plain) const {
   std::vector<int32_t> ids;
   if (add_bos && add_bos_ && bos_id_) ids.push_back(*bos_id_);

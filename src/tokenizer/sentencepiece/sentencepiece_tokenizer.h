@@ -21,8 +21,8 @@ class SentencePieceTokenizer : public Tokenizer {
   // kDataLoss if `serialized_model` is not a model the library accepts.
   static StatusOr<std::unique_ptr<SentencePieceTokenizer>> Create(std::string_view serialized_model,
                                                                   const ModelSettings& settings);
-  std::vector<int32_t> TokenizeMarked(std::string_view text, bool add_bos,
-                                      std::span<const TextRange> plain) const override;
+  StatusOr<std::vector<int32_t>> TryTokenizeMarked(std::string_view text, bool add_bos,
+                                                   std::span<const TextRange> plain) const override;
   std::string TokenBytes(int32_t id, bool keep_special) const override;
   std::string Detokenize(std::span<const int32_t> ids, bool keep_special) const override;
   int64_t MinTokens(std::string_view text) const override;

@@ -84,6 +84,8 @@ struct AttendParams {
   int window = kNoWindow;  // at least 1
   float sm_scale = 1;      // > 0; most models have 1 / sqrt(original head_dim)
   float score_cap = 0;     // scores become cap tanh(score / cap) of what sm_scale makes; 0: stay
+  // [n_rows] added to q k of all entries where there is a cap: what their keys have lost; null: 0.
+  const float* score_offsets = nullptr;
   // Whether the bits of a row must not depend on the rows beside it. With AVX-512 that costs time
   // on sealed blocks with exact entries: few rows would otherwise add these to their sums instead
   // of decoding the blocks.
@@ -98,9 +100,9 @@ struct AttendParams {
   int64_t o_stride = 0;
   float* row_max = nullptr;  // [n_rows] maximum of the scaled scores
   float* row_sum = nullptr;  // [n_rows] sum of exp(score - row_max)
-  // If it is not null, the scores are written to it as well: q k, not scaled, of entry e in column
-  // e - kv_begin of its row. Columns of entries that a row does not see are undefined. There must
-  // be no window then.
+  // If it is not null, the scores are written to it as well: q k, not scaled (where there is a cap,
+  // what times sm_scale is the capped score), of entry e in column e - kv_begin of its row. Columns
+  // of entries that a row does not see are undefined. There must be no window then.
   float* scores = nullptr;    // [n_rows, scores_stride]
   int64_t scores_stride = 0;  // a multiple of kBlockSize that holds the range
 };
@@ -123,6 +125,7 @@ struct AttendRowsParams {
   int window = kNoWindow;
   float sm_scale = 1;
   float score_cap = 0;
+  const float* score_offsets = nullptr;  // as AttendParams has them
   float* o = nullptr;
   int64_t o_stride = 0;
   float* row_max = nullptr;

@@ -230,6 +230,7 @@ TEST(AttendCodebooks, IsAttentionOverTheExpandedBlocks) {
           params.kv_end = 2 * kBlockSize + 40;
           params.first_visible = params.kv_end - n_tokens + 1;
           params.sm_scale = 0.1f;
+          params.score_cap = n_tokens == 5 ? 1.5f : 0;
           params.blocks = blocks.data();
           params.packed = &head;
           const AttendKernels& kernels = GetAttendKernels(isa, row_type);

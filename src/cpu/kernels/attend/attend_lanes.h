@@ -337,6 +337,15 @@ void AddMean(const Panel& panel, int block, int row, float* scores) {
   }
 }
 
+KVL_INLINE Vec CapScores(const RowCap& cap, Vec scores) {
+  return Set1(cap.most) * Tanh(Fma(scores, Set1(cap.unit), Set1(cap.shift)));
+}
+
+// Caps the scores of one row against a block.
+KVL_INLINE void CapRow(const RowCap& cap, float* scores) {
+  for (int t = 0; t < kBlockSize; t += kLanes) Store(scores + t, CapScores(cap, Load(scores + t)));
+}
+
 // Turns the scores of one row into probabilities against its maximum, which may rise. Tokens
 // outside [begin, end) of the block get probability 0, whatever their scores.
 KVL_INLINE void TurnIntoProbabilities(int begin, int end, float log2_scale, RowState* row,
@@ -435,6 +444,7 @@ void AttendBlock(const Panel& panel, const Block& block, int first_row) {
       }
     });
     for (int r = row; r < row + n; ++r) {
+      if (p.score_cap > 0) CapRow(CapOfRow(p, panel.first_row + r), scratch->probs[r]);
       if (p.scores != nullptr) {
         __builtin_memcpy(
             p.scores + (panel.first_row + r) * p.scores_stride + block.first_entry - p.kv_begin,

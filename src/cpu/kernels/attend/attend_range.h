@@ -67,6 +67,20 @@ KVL_INLINE void PrefetchLine(const std::byte* line) {
   asm volatile("prefetcht0 %0" : : "m"(*reinterpret_cast<const char*>(line)));
 }
 
+// How the scores of a row are capped, in q k that is not scaled: x becomes
+// most tanh(x unit + shift).
+struct RowCap {
+  float unit, shift, most;
+};
+
+// Of AttendParams or AttendRowsParams with a cap.
+template <typename Params>
+KVL_INLINE RowCap CapOfRow(const Params& p, int row) {
+  const float unit = p.sm_scale / p.score_cap;
+  const float offset = p.score_offsets == nullptr ? 0 : p.score_offsets[row];
+  return {unit, offset * unit, p.score_cap / p.sm_scale};
+}
+
 // The end of the entries that a row sees, which is at most kv_end.
 KVL_INLINE int LimitOfRow(const AttendParams& p, int row) {
   return Min(p.kv_end, p.first_visible + row / p.gqa_group);

@@ -53,6 +53,10 @@ void AttendRows(const AttendRowsParams& p) {
       for (int t = 0; t < n; ++t) {
         scores[t] = Dot(q, k + int64_t{begin + t} * p.head_dim, p.head_dim);
       }
+      if (p.score_cap > 0) {
+        Store(scores, CapScores(CapOfRow(p, row), Load(scores)));
+        for (int t = n; t < kLanes; ++t) scores[t] = kMinusInfinity;
+      }
       const float raised = MaxOfLanes(Larger(Load(scores), Set1(row_max)));
       const float shrink = Exp2((row_max - raised) * log2_scale);
       row_max = raised;

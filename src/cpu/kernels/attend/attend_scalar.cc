@@ -52,6 +52,13 @@ void AddTurningMean(const TurningMean& mean, const float* weights, int n_valid, 
   }
 }
 
+// q k, capped (AttendParams::score_cap) and not scaled yet.
+template <typename Params>
+float CappedScore(const Params& p, int row, float score) {
+  const float offset = p.score_offsets == nullptr ? 0 : p.score_offsets[row];
+  return p.score_cap / p.sm_scale * std::tanh((score + offset) * (p.sm_scale / p.score_cap));
+}
+
 struct Tokens {  // of a block
   int begin, end;
 };
@@ -81,6 +88,9 @@ void AttendBlock(const AttendParams& p, int begin, const T* k) {
       const int64_t block = (begin - p.kv_begin) / kBlockSize;
       AddTurningMean(p.mean, p.mean.weights + (block * p.n_rows + row) * kMeanWeights, n_valid,
                      scores);
+    }
+    for (int t = 0; p.score_cap > 0 && t < n_valid; ++t) {
+      scores[t] = CappedScore(p, row, scores[t]);
     }
     if (p.scores != nullptr) {
       std::copy_n(scores, n_valid, p.scores + row * p.scores_stride + begin - p.kv_begin);
@@ -145,6 +155,7 @@ void AttendRows(const AttendRowsParams& p) {
     for (int t = std::max(0, end - p.window); t < std::min(p.n_entries, end); ++t) {
       float score = 0;
       for (int d = 0; d < p.head_dim; ++d) score += ToFloat(q[d]) * ToFloat(k[t * p.head_dim + d]);
+      if (p.score_cap > 0) score = CappedScore(p, row, score);
       score *= p.sm_scale;
       RaiseMax(score, p.rank_v, &row_max, &row_sum, o);
       const float prob = std::exp(score - row_max);

@@ -135,7 +135,8 @@ TEST(Attend, GivesTheScoresOfWhatARowSees) {
   const Shape shapes[] = {
       {.rank_k = 48, .gqa_group = 4, .kv_end = 300, .first_visible = 300},
       {.rank_k = 64, .n_tokens = 75, .gqa_group = 3, .kv_end = 150, .first_visible = 76},
-      {.n_tokens = 300, .gqa_group = 1, .kv_begin = 64, .kv_end = 300, .first_visible = 1}};
+      {.n_tokens = 300, .gqa_group = 1, .kv_begin = 64, .kv_end = 300, .first_visible = 1},
+      {.gqa_group = 5, .kv_end = 300, .first_visible = 300, .score_cap = 3}};
   for (const KernelSet& set : AttendKernelSets()) {
     for (const Shape& shape : shapes) {
       const Problem problem(shape, set.row_type, 9);
@@ -150,6 +151,9 @@ TEST(Attend, GivesTheScoresOfWhatARowSees) {
             score += problem.q.values[row * problem.q_stride + r] *
                      problem.k.values[int64_t{e} * shape.rank_k + r];
           }
+          if (shape.score_cap > 0) score += problem.score_offsets[row];
+          const double scale = problem.SmScale();
+          score = CapScoreRef(score * scale, shape.score_cap) / scale;
           ASSERT_NEAR(got.scores[row * got.scores_stride + e - shape.kv_begin], score,
                       1e-5 * (1 + std::abs(score)))
               << set.name << " row " << row << " entry " << e;
@@ -272,10 +276,13 @@ TEST(AttendRows, MatchesReference) {
       s.kv_end = i == 0 ? 0 : 1 + random.Below(i % 5 == 0 ? 40 : 6);
       s.first_visible = random.Below(s.kv_end + 3);
       if (i % 3 == 0) s.window = 1 + random.Below(12);
+      if (i % 2 == 1) s.score_cap = static_cast<float>(1 + random.Below(4));
       Rows q = RandomRows(int64_t{s.n_tokens} * s.gqa_group * s.rank_k, set.row_type, 2, 0, random);
       Rows k = RandomRows(int64_t{s.kv_end} * s.rank_k, set.row_type, 1, 0, random);
       Rows v = RandomRows(int64_t{s.kv_end} * s.rank_v, set.row_type, 1, 0.5, random);
       const int n_rows = s.n_tokens * s.gqa_group;
+      std::vector<float> offsets(n_rows);
+      for (float& x : offsets) x = static_cast<float>(3 * random.Normal());
       const float sm_scale = 1.0f / std::sqrt(static_cast<float>(s.rank_k));
       Partial got{.o = std::vector<float>(n_rows * s.rank_v, kUntouched),
                   .row_max = std::vector<float>(n_rows, kUntouched),
@@ -294,10 +301,14 @@ TEST(AttendRows, MatchesReference) {
                                 .first_visible = s.first_visible,
                                 .window = s.window,
                                 .sm_scale = sm_scale,
+                                .score_cap = s.score_cap,
+                                .score_offsets = i % 4 == 1 ? nullptr : offsets.data(),
                                 .o = got.o.data(),
                                 .o_stride = got.o_stride,
                                 .row_max = got.row_max.data(),
                                 .row_sum = got.row_sum.data()});
+      std::vector<double> seen_offsets;
+      if (i % 4 != 1) seen_offsets.assign(offsets.begin(), offsets.end());
       const AttendRefResult want = AttendRef({.n_rows = n_rows,
                                               .gqa_group = s.gqa_group,
                                               .rank_k = s.rank_k,
@@ -306,6 +317,8 @@ TEST(AttendRows, MatchesReference) {
                                               .first_visible = s.first_visible,
                                               .window = s.window,
                                               .sm_scale = sm_scale,
+                                              .score_cap = s.score_cap,
+                                              .score_offsets = seen_offsets,
                                               .q = q.values,
                                               .k = k.values,
                                               .v = v.values});

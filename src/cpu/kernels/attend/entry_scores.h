@@ -14,8 +14,8 @@ namespace kvlathe {
 // Rows of queries and their scores against the entries of one head. Row r belongs to token
 // r / gqa_group and sees entries < first_visible + r / gqa_group.
 struct EntryScoreParams {
-  // [n_rows, stride] of q k, not scaled; the noisy sums overwrite them. What lies behind the
-  // entries, up to whole blocks of them, is read and not used.
+  // [n_rows, stride] of q k, not scaled (AttendParams::scores); the noisy sums overwrite them. What
+  // lies behind the entries, up to whole blocks of them, is read and not used.
   float* scores = nullptr;
   int64_t stride = 0;
   int n_rows = 0;
@@ -23,7 +23,6 @@ struct EntryScoreParams {
   int first_visible = 0;
   int n_entries = 0;
   float sm_scale = 1;
-  float score_cap = 0;  // as AttendParams::score_cap
   // The maximum and the sum of each row's softmax over all that it sees, sinks included. They are
   // not used with noise, whose probabilities are over these entries alone.
   const float* row_max = nullptr;

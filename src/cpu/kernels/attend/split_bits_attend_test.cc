@@ -13,6 +13,7 @@
 #include "cpu/kernels/attend/byte_tiles.h"
 #include "cpu/kernels/latent/latent_keys.h"
 #include "cpu/kernels/testing/attend_emulated.h"
+#include "cpu/kernels/testing/attend_ref.h"
 #include "cpu/kernels/testing/split_bits_problem.h"
 #include "format/split_bits/unit_codes.h"
 #include "tensor/buffer.h"
@@ -97,6 +98,7 @@ struct SeenRows {
   int n_tokens;
   int group;
   int window = kNoWindow;
+  float cap = 0;
 };
 
 // Attention over the run and the plain entries behind it: the literal one of the decoded values.
@@ -127,6 +129,7 @@ void CheckAttention(const SplitHead& head, const Kernels& of, const SeenRows& ro
   params.kv_end = n;
   params.first_visible = n - n_tokens + 1;
   params.sm_scale = 1 / std::sqrt(static_cast<float>(p.shape.rank_k));
+  params.score_cap = rows.cap;
   params.o = o.data();
   params.o_stride = p.shape.rank_v;
   params.row_max = row_max.data();
@@ -171,7 +174,7 @@ void CheckAttention(const SplitHead& head, const Kernels& of, const SeenRows& ro
       for (int c = 0; c < p.shape.rank_k; ++c) {
         score += q[row * p.shape.rank_k + c] * k[t * p.shape.rank_k + c];
       }
-      const double weight = std::exp(score * params.sm_scale - row_max[row]);
+      const double weight = std::exp(CapScoreRef(score * params.sm_scale, rows.cap) - row_max[row]);
       sum += weight;
       for (int c = 0; c < p.shape.rank_v; ++c) {
         const double value = v[t * p.shape.rank_v + c];
@@ -205,7 +208,7 @@ TEST(SplitBits, AttentionIsThatOfTheDecodedValues) {
         for (const int group : {1, 3, 4}) {
           const auto check = [&](const Kernels& of, std::string name) {
             CheckAttention(
-                head, of, {n_tokens, group},
+                head, of, {n_tokens, group, kNoWindow, group == 3 ? 1.5f : 0},
                 fmt::format("{} {} exact {} tokens {} group {} rank {} lowrank {} kind {}", name,
                             DTypeName(of.type), of.is_exact(), n_tokens, group,
                             SumOfChannels(head.k_channels), lowrank, kind));
@@ -245,7 +248,7 @@ TEST(SplitBits, AttentionWithinWindowsIsThatOfTheDecodedValues) {
       head.has_coded_rows = head.has_one_side = has_one_side;
       for (const int window : {40, 100}) {
         for (const SeenRows& rows :
-             {SeenRows{1, 8, window}, SeenRows{3, 4, window}, SeenRows{8, 4, window}}) {
+             {SeenRows{1, 8, window}, SeenRows{3, 4, window, 2}, SeenRows{8, 4, window, 2}}) {
           CheckAttention(head, {kAttendEmulatedTiles, DType::kBf16, kBytesOfDots}, rows,
                          fmt::format("{} tokens {} group, one side {}, window {}", rows.n_tokens,
                                      rows.group, has_one_side, window));

@@ -219,6 +219,74 @@ TEST_P(ElementwiseTest, GegluIsGeluTanhOfTheGateTimesTheOther) {
         expected, scale, 3e-6);
 }
 
+TEST_P(ElementwiseTest, Relu2SquaresWhatIsPositive) {
+  Random random(8);
+  for (const int64_t n : {1, 15, 64, 1000}) {
+    std::vector<float> x = RandomValues(n, 4.0f, random);
+    x[0] = -0.0f;
+    std::vector<double> expected;
+    for (const double v : x) expected.push_back(v > 0 ? v * v : 0);
+    Check([&](DType type, void* out) { kernels_.relu2(x.data(), n, type, out); }, expected,
+          expected, 1e-7);
+  }
+}
+
+TEST_P(ElementwiseTest, XieluMatchesDoubleFromTinyToFarBelow) {
+  const XieluNumbers numbers = {.positive = 0.8f, .negative = 1.3f, .beta = 0.5f, .eps = -1e-6f};
+  std::vector<float> x = {0.0f, -0.0f, -1e-7f, -1e-6f, -2e-6f, 1e-30f, -88.0f, -1e4f, 1e4f, 1e-3f};
+  for (int i = -600; i <= 600; ++i) x.push_back(static_cast<float>(i) * 0.0173f);
+  for (int i = 1; i < 40; ++i) x.push_back(-std::exp2(-static_cast<float>(i)));
+  std::vector<double> expected, scale;
+  for (const double v : x) {
+    const double linear = numbers.beta * v;
+    const double power = std::expm1(std::min(v, double{numbers.eps}));
+    const double curved = v > 0 ? numbers.positive * v * v : numbers.negative * (power - v);
+    expected.push_back(curved + linear);
+    scale.push_back(std::abs(linear) + (v > 0 ? curved : numbers.negative * std::abs(power)) +
+                    std::abs(curved));
+  }
+  const int64_t n = static_cast<int64_t>(x.size());
+  Check([&](DType type, void* out) { kernels_.xielu(numbers, x.data(), n, type, out); }, expected,
+        scale, 3e-7);
+}
+
+TEST_P(ElementwiseTest, ClampedSwigluMatchesDoubleAlsoBeyondItsLimits) {
+  Random random(9);
+  for (const int64_t ffn_dim : {1, 15, 64, 1000}) {
+    const int64_t n_rows = 4;
+    std::vector<float> gate_up = RandomValues(n_rows * 2 * ffn_dim, 6.0f, random);
+    for (int64_t i = 0; i < ffn_dim; ++i) {  // the first row sweeps the range of the exponential
+      gate_up[i] = static_cast<float>(60.0 * (static_cast<double>(i) + 0.5) / ffn_dim - 50.0);
+    }
+    std::vector<double> expected(n_rows * ffn_dim), scale(expected.size());
+    for (int64_t t = 0; t < n_rows; ++t) {
+      for (int64_t i = 0; i < ffn_dim; ++i) {
+        const double gate = std::min(double{gate_up[t * 2 * ffn_dim + i]}, 7.0);
+        const double up = std::clamp(double{gate_up[t * 2 * ffn_dim + ffn_dim + i]}, -7.0, 7.0);
+        const double gated = gate / (1 + std::exp(-1.702 * gate));
+        expected[t * ffn_dim + i] = gated * (up + 1);
+        // The exponent is rounded, which counts for more the larger it is.
+        scale[t * ffn_dim + i] = std::abs(gated) * (std::abs(up) + 1) * (1 + std::abs(gate) / 4);
+      }
+    }
+    Check([&](DType type,
+              void* out) { kernels_.clamped_swiglu(gate_up.data(), n_rows, ffn_dim, type, out); },
+          expected, scale, 1e-6);
+  }
+}
+
+TEST_P(ElementwiseTest, GatesDoNotLoseWhatIsNoNumber) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> x(20, kNan), with_gate = {kNan, 1, 1, kNan};
+  std::vector<float> out(20);
+  kernels_.relu2(x.data(), 20, DType::kF32, out.data());
+  for (const float value : out) EXPECT_TRUE(std::isnan(value));
+  kernels_.xielu({1, 1, 0.5f, -1e-6f}, x.data(), 20, DType::kF32, out.data());
+  for (const float value : out) EXPECT_TRUE(std::isnan(value));
+  kernels_.clamped_swiglu(with_gate.data(), 1, 2, DType::kF32, out.data());
+  EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[1]));
+}
+
 TEST_P(ElementwiseTest, RmsNormInPlaceIsTheSame) {
   Random random(6);
   const int64_t n_rows = 3, n_dims = 83;

@@ -24,6 +24,9 @@ constexpr int64_t kMinSharedInputs = 16384;
 constexpr int64_t kOwnShareNumerator = 3;
 constexpr int64_t kOwnShareDenominator = 4;
 
+// Of grouped products of many rows, about as many steps go to each worker.
+constexpr int64_t kStepsPerWorker = 16;
+
 // How y is cut: row_parts x out_parts parts, at most one per worker.
 struct Cut {
   int64_t row_parts;
@@ -120,7 +123,7 @@ struct Linear::State {
     std::atomic<int64_t> next_block = n_own * pool->n_workers();
     const auto run_blocks = [&](int64_t first, int64_t n, int worker_id) {
       const Range outs = {first * kOutBlock, std::min((first + n) * kOutBlock, n_out)};
-      RunPart(p, rows, {0, p.n_rows}, outs, worker_id);
+      RunPart(p, rows, 0, {0, p.n_rows}, outs, worker_id);
     };
     pool->Run([&](int worker_id) {
       if (n_own > 0) run_blocks(worker_id * n_own, n_own, worker_id);
@@ -131,18 +134,66 @@ struct Linear::State {
     });
   }
 
-  // `integers` are those of all rows, or null.
-  void RunPart(const LinearParams& p, const IntegerRows* all, Range rows, Range outs,
-               int worker_id) {
+  // `all` has the rows as integers, or is null; the first row of p is number first_integers there.
+  void RunPart(const LinearParams& p, const IntegerRows* all, int64_t first_integers, Range rows,
+               Range outs, int worker_id) {
     if (rows.begin == rows.end || outs.begin == outs.end) return;
     DnnlLinear* const of_worker = dnnl.empty() ? nullptr : &dnnl[worker_id];
     LinearPart part = PartOf(p, rows, outs);
     QuantizedRows of_part;
     if (all != nullptr) {
-      of_part = all->rows().From(rows.begin);
+      of_part = all->rows().From(first_integers + rows.begin);
       part.integers = &of_part;
     }
-    p.w->format().Multiply(part, {isa, is_deterministic, of_worker, &scratch[worker_id]});
+    const bool is_repeatable = is_deterministic || p.is_repeatable;
+    p.w->format().Multiply(part, {isa, is_repeatable, of_worker, &scratch[worker_id]});
+  }
+
+  // All blocks of 64 outputs of all items are one row of tasks. Where the rows of every item are
+  // few, workers begin with equal shares of it, as in RunFewRows; else items differ, and all goes
+  // to whoever is ready.
+  void RunBlocksOf(const GroupedProducts& products, const LinearParams& of_x,
+                   const IntegerRows* all) {
+    const int64_t n_out = of_x.y_stride, n_blocks = RoundUp(n_out, kOutBlock) / kOutBlock;
+    const int64_t n_tasks = n_blocks * std::ssize(products.items), n_workers = pool->n_workers();
+    const bool has_few_rows = std::ranges::all_of(products.items, [&](const auto& item) {
+      return item.n_rows < item.w->format().FewRows(isa);
+    });
+    const int64_t n_own =
+        has_few_rows ? n_tasks * kOwnShareNumerator / kOwnShareDenominator / n_workers : 0;
+    const int64_t step =
+        has_few_rows ? 1
+                     : std::clamp<int64_t>(n_tasks / (kStepsPerWorker * n_workers), 1, n_blocks);
+    std::atomic<int64_t> next_task = n_own * n_workers;
+    const auto run_tasks = [&](int64_t first, int64_t end, int worker_id) {
+      while (first < end) {
+        const GroupedProducts::Item& item = products.items[first / n_blocks];
+        const int64_t block = first % n_blocks, n = std::min(end - first, n_blocks - block);
+        RunItem(products, of_x, item, all,
+                {block * kOutBlock, std::min((block + n) * kOutBlock, n_out)}, worker_id);
+        first += n;
+      }
+    };
+    pool->Run([&](int worker_id) {
+      run_tasks(worker_id * n_own, (worker_id + 1) * n_own, worker_id);
+      for (int64_t task; (task = next_task.fetch_add(step, std::memory_order_relaxed)) < n_tasks;) {
+        run_tasks(task, std::min(task + step, n_tasks), worker_id);
+      }
+    });
+  }
+
+  void RunItem(const GroupedProducts& products, const LinearParams& of_x,
+               const GroupedProducts::Item& item, const IntegerRows* all, Range outs,
+               int worker_id) {
+    LinearParams p = of_x;
+    p.w = item.w;
+    p.bias = item.bias;
+    p.n_rows = item.n_rows;
+    p.y = products.y + item.first_y * of_x.y_stride;
+    // Rows as integers are counted from the first of x.
+    const auto* const x = static_cast<const std::byte*>(products.x);
+    p.x = x + item.first_x * p.x_stride * SizeOf(p.x_type);
+    RunPart(p, TakesIntegers(p) ? all : nullptr, item.first_x, {0, item.n_rows}, outs, worker_id);
   }
 
   bool TakesIntegers(const LinearParams& p) const {
@@ -192,8 +243,30 @@ void Linear::Run(const LinearParams& params) {
     const Range outs =
         ShareOf(params.w->n_out(), kOutBlock, static_cast<int>(worker_id % cut.out_parts),
                 static_cast<int>(cut.out_parts));
-    state_->RunPart(params, integers, rows, outs, worker_id);
+    state_->RunPart(params, integers, 0, rows, outs, worker_id);
   });
+}
+
+void Linear::RunGrouped(const GroupedProducts& products) {
+  if (products.items.empty()) return;
+  const MatrixSize size = products.items.front().w->size();
+  const LinearParams of_x = {.w = products.items.front().w,
+                             .n_rows = products.n_x_rows,
+                             .x_type = products.x_type,
+                             .x = products.x,
+                             .x_stride = size.n_in,
+                             .y = products.y,
+                             .y_stride = size.n_out,
+                             .is_repeatable = true};
+  const IntegerRows* integers = nullptr;
+  for (const GroupedProducts::Item& item : products.items) {
+    LinearParams of_item = of_x;
+    of_item.w = item.w;
+    CheckParams(of_item);
+    KVL_DCHECK(item.w->n_out() == size.n_out && item.w->n_in() == size.n_in);
+    if (integers == nullptr) integers = state_->MakeIntegers(of_item);
+  }
+  state_->RunBlocksOf(products, of_x, integers);
 }
 
 void Linear::RunOnWorker(const LinearParams& params, int worker_id) {
@@ -205,7 +278,7 @@ void Linear::RunOnWorker(const LinearParams& params, int worker_id) {
     own->Quantize(params, {0, params.n_rows}, state_->isa);
     integers = own;
   }
-  state_->RunPart(params, integers, {0, params.n_rows}, {0, params.w->n_out()}, worker_id);
+  state_->RunPart(params, integers, 0, {0, params.n_rows}, {0, params.w->n_out()}, worker_id);
 }
 
 }  // namespace kvlathe

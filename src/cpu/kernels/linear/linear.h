@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/cpu_features.h"
 #include "base/threads.h"
@@ -25,6 +26,23 @@ struct LinearParams {
   int64_t y_stride = 0;         // elements; n_out lets oneDNN write y in place
   DType y_type = DType::kF32;   // kF32, or kBf16 (rounded once from the F32 sum)
   bool accumulate = false;      // y += (kF32 only): the residual stream
+  bool is_repeatable = false;   // every row gets the bits that it has alone, deterministic or not
+};
+
+// Products with matrices of one shape, each of rows of its own.
+struct GroupedProducts {
+  struct Item {
+    const PackedMatrix* w = nullptr;  // [n_out, n_in], as all others
+    const float* bias = nullptr;      // [n_out] or null
+    int64_t first_x = 0;              // rows of x, which several items may read
+    int64_t first_y = 0;              // rows of y, which are of one item
+    int64_t n_rows = 0;
+  };
+  std::span<const Item> items;
+  DType x_type = DType::kBf16;  // one that the formats of all matrices multiply
+  const void* x = nullptr;      // [n_x_rows, n_in]
+  int64_t n_x_rows = 0;
+  float* y = nullptr;  // [rows, n_out]
 };
 
 // Sums are F32 in an unspecified order; the order, and so the last bits, depend on the number of
@@ -43,6 +61,9 @@ class Linear {
   void set_exact_rows(bool exact);
   // Runs on all workers of the pool, each on its own part of y.
   void Run(const LinearParams& params);
+  // Runs all products in one parallel region, with our own kernels: every row has the bits that it
+  // has alone.
+  void RunGrouped(const GroupedProducts& products);
   // The same on the calling worker alone, for many small products in one parallel region
   // (a basis per KV head). worker_id picks the scratch memory.
   void RunOnWorker(const LinearParams& params, int worker_id);

@@ -474,4 +474,11 @@ void PackedProblem::AddPlainBlocks() {
   }
 }
 
+void PackedProblem::DrawCap() {
+  score_cap = static_cast<float>(1 + 4 * random.Uniform());
+  for (int row = 0; row < n_rows; ++row) {
+    score_offsets.push_back(static_cast<float>(3 * random.Normal()));
+  }
+}
+
 }  // namespace kvlathe

@@ -95,6 +95,9 @@ class PackedProblem {
   PackedProblem(const PackedCase& problem_case, DType row_type, uint64_t seed);
   PackedProblem(const PackedProblem&) = delete;
 
+  // Scores are capped from then on, those of keys that have lost something.
+  void DrawCap();
+
   int LayerRank() const { return c.rank_v + 2 * c.other_rank_v; }
   int KvEnd() const { return n_entries - c.past_end; }
   int FirstVisible() const { return n_entries - c.unseen - c.n_tokens + 1; }
@@ -111,6 +114,8 @@ class PackedProblem {
   PackedHead head;
   std::vector<float> q_stored;
   std::vector<Bf16> q_bf16;
+  float score_cap = 0;
+  std::vector<float> score_offsets;  // [n_rows] with a cap
 
  private:
   TestRecord& NewBytes(int64_t n) { return memory.emplace_back(n); }

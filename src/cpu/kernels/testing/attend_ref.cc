@@ -6,6 +6,10 @@
 
 namespace kvlathe {
 
+double CapScoreRef(double score, double cap) {
+  return cap > 0 ? cap * std::tanh(score / cap) : score;
+}
+
 AttendRefResult AttendRef(const AttendRefParams& p) {
   AttendRefResult out;
   out.o.assign(size_t(p.n_rows) * p.rank_v, 0);
@@ -21,7 +25,8 @@ AttendRefResult AttendRef(const AttendRefParams& p) {
       for (int r = 0; r < p.rank_k; ++r) {
         score += p.q[size_t(row) * p.rank_k + r] * p.k[size_t(t) * p.rank_k + r];
       }
-      weights.push_back(score * p.sm_scale);
+      if (p.score_cap > 0 && !p.score_offsets.empty()) score += p.score_offsets[row];
+      weights.push_back(CapScoreRef(score * p.sm_scale, p.score_cap));
       row_max = std::max(row_max, weights.back());
     }
     for (double& w : weights) row_sum += w = std::exp(w - row_max);

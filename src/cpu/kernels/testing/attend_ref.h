@@ -6,6 +6,9 @@
 
 namespace kvlathe {
 
+// A score sm_scale x, capped by `cap`; 0: as it is.
+double CapScoreRef(double score, double cap);
+
 struct AttendRefParams {
   int n_rows = 0, gqa_group = 1;
   int rank_k = 0, rank_v = 0;
@@ -13,9 +16,11 @@ struct AttendRefParams {
   int first_visible = 0;  // row r sees entries < first_visible + r / gqa_group,
   int window = 1 << 30;   // of those the last `window`
   double sm_scale = 1;
-  std::vector<double> q;  // [n_rows, rank_k]
-  std::vector<double> k;  // [n_entries, rank_k]
-  std::vector<double> v;  // [n_entries, rank_v]
+  double score_cap = 0;               // scores become cap tanh(score / cap); 0: stay
+  std::vector<double> score_offsets;  // [n_rows] added to q k where there is a cap; empty: 0
+  std::vector<double> q;              // [n_rows, rank_k]
+  std::vector<double> k;              // [n_entries, rank_k]
+  std::vector<double> v;              // [n_entries, rank_v]
 };
 
 struct AttendRefResult {

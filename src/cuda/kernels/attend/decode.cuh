@@ -8,6 +8,7 @@
 #include "cuda/kernels/attend/decode.h"
 #include "cuda/kernels/attend/decode_block.cuh"
 #include "cuda/kernels/attend/decode_shared.cuh"
+#include "cuda/kernels/attend/score_cap.cuh"
 #include "cuda/simt/simt.h"
 #include "format/mean_angles.h"
 
@@ -181,7 +182,9 @@ class DecodeItemRunner {
         }
       }
       sum = simt::SumOfWarp(sum);
-      if (simt::Lane() == 0) scores[j] = sees ? sum * p_.sm_scale * kLog2E : kMinusInf;
+      sum *= p_.sm_scale * kLog2E;
+      if (p_.score_cap > 0) sum = Capped(sum, p_.score_cap * kLog2E);
+      if (simt::Lane() == 0) scores[j] = sees ? sum : kMinusInf;
     }
   }
 
@@ -254,6 +257,7 @@ class DecodeItemRunner {
     if (next * kBlockSize < end_) PrefetchBlock(next, layout.n_bytes);
     if (job_.mean.n_pairs > 0) AddMeanScores(first, x);
     if (job_.scores != nullptr) StoreScores(first, x);
+    if (p_.score_cap > 0) CapScores(x);
     const bool are_all_seen =
         first + kBlockSize <= first_end_ && first + kBlockSize <= end_ && first >= last_first_seen_;
     if (!are_all_seen) HideUnseen(first, x);
@@ -359,6 +363,11 @@ class DecodeItemRunner {
     simt::SyncWarp();
   }
 
+  KVL_DEVICE void CapScores(RowScores (&x)[kN]) const {
+#pragma unroll
+    for (int row8 = 0; row8 < kN; ++row8) CapAll(1, p_.score_cap * kLog2E, x[row8]);
+  }
+
   KVL_DEVICE void StoreScores(int first, const RowScores (&x)[kN]) const {
     const int lane = simt::Lane();
     const float unscaled = 1.0f / (p_.sm_scale * kLog2E);
@@ -429,6 +438,12 @@ class DecodeItemRunner {
     }
   }
 
+  // What a row's sink logit is as a score, times log2(e).
+  KVL_DEVICE float SinkLogit(int row) const {
+    if (job_.sink_logits == nullptr || item_.entry_begin > 0) return kMinusInf;
+    return job_.sink_logits[(item_.row_begin + row) % job_.gqa_group] * kLog2E;
+  }
+
   // Finds what the outputs of each warp count, and what the sinks do; leaves the sum and the
   // maximum of each row in the place of the first warp's sum and behind those of the warps.
   KVL_DEVICE void MergeWarps() {
@@ -437,10 +452,12 @@ class DecodeItemRunner {
       float* const sums = FloatsAt(at_.sums) + row;
       float* const sinks = FloatsAt(at_.sinks) + row * job_.n_sinks;
       const int n_sinks = HasSinks() ? job_.n_sinks : 0;
-      float most = kMinusInf, sum = 0;
+      const float logit = SinkLogit(row);
+      float most = logit;
       for (int w = 0; w < simt::WarpCount(); ++w) most = fmaxf(most, maxima[w * kRows]);
       for (int i = 0; i < n_sinks; ++i) most = fmaxf(most, sinks[i]);
       const float base = most <= 0.5f * kMinusInf ? 0 : most;
+      float sum = simt::Exp2(logit - base);
       for (int w = 0; w < simt::WarpCount(); ++w) {
         maxima[w * kRows] = simt::Exp2(maxima[w * kRows] - base);
         sum += sums[w * kRows] * maxima[w * kRows];

@@ -67,10 +67,12 @@ struct DecodeJob {
   int32_t n_sinks = 0;
   int32_t first_sinks_visible = 0;
   int32_t sink_window = 0;
+  // [gqa_group]: HeadJob::sink_logits; null: nothing. The item of entry 0 adds them.
+  const float* sink_logits = nullptr;
   // Where rows vote: what entry_scores.h (cuda/kernels/retain) wants of all of them. Null: nowhere.
   float* scores = nullptr;  // [rows, scores_stride], not scaled; undefined where nothing is seen
   int64_t scores_stride = 0;
-  float* row_max = nullptr;  // [rows], of the scaled scores
+  float* row_max = nullptr;  // [rows], of the scaled and capped scores
   float* row_sum = nullptr;
 };
 
@@ -108,6 +110,7 @@ struct DecodeParams {
   int32_t n_splits = 0;
   float* partials = nullptr;
   float sm_scale = 1;
+  float score_cap = 0;  // of scaled scores; 0: none
   int32_t n_warps = 1;
   // The largest of the jobs, for shared memory.
   int32_t max_rows = 8;  // of an item, 8 or 16

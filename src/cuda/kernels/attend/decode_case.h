@@ -40,6 +40,9 @@ struct DecodeCase {
   // Positions that the head keeps apart.
   int n_sinks = 0, head_dim = 64, first_sinks_visible = 0;
   std::vector<Bf16> q_full, sink_k, sink_v;  // [n_rows, head_dim], [n_sinks, head_dim or width]
+  // By query head: what the sum of a row has besides its entries. Empty: nothing.
+  std::vector<float> sink_logits;
+  float score_cap = 0;
   // Keys have lost a mean (format/mean_angles.h): what that adds to the score of a row and an
   // entry, not scaled.
   int n_pairs = 0, half = 0, n_joined = 1, first_position = 0;
@@ -59,6 +62,7 @@ struct DecodeRunning {
   int n_warps = 3;
   std::function<void(DecodeJob&)> spoil_job;
   std::function<void(AttendTables&)> spoil_tables;
+  std::function<float(float)> spoil_cap;
 };
 
 // Runs the kernels and returns how many deviations, of those that roundings may cause, the worst

@@ -168,6 +168,57 @@ TEST(DecodeTest, AddsSinks) {
   }
 }
 
+// Logits of a group around the largest score of a row, and far away from it.
+std::vector<float> DrawnLogits(int gqa_group) {
+  Random random(23);
+  std::vector<float> logits;
+  for (int h = 0; h < gqa_group; ++h) logits.push_back(static_cast<float>(2 * random.Normal()));
+  logits.front() = 30;
+  logits.back() = -30;
+  return logits;
+}
+
+TEST(DecodeTest, CountsSinkLogitsBesideEntries) {
+  for (const int group : {3, 9, 16}) {
+    for (const int n_parts : {1, 3}) {
+      // The first of the tokens sees nothing.
+      const AttendShape shape = {
+          .rank_v = 48, .n_tokens = 4, .gqa_group = group, .kv_end = 300, .first_visible = 297};
+      AttendShape starting = shape;
+      starting.first_visible = -1;
+      for (const AttendShape& of : {shape, starting}) {
+        const AttendProblem problem(of, DType::kBf16, 10);
+        DecodeCase c = CaseOf(problem);
+        if (group == 9) AddSinks(5, 80, 3, &c);
+        c.sink_logits = DrawnLogits(group);
+        EXPECT_LT(WorstDeviation(c, {.n_parts = n_parts}), kMostDeviations) << of.Describe();
+      }
+    }
+  }
+}
+
+TEST(DecodeTest, CapsScores) {
+  for (const int group : {3, 9}) {
+    AttendShape shape = {
+        .rank_v = 48, .n_tokens = 2, .gqa_group = group, .kv_end = 300, .first_visible = 299};
+    shape.q_sigma = 4;
+    const AttendProblem plain(shape, DType::kBf16, 10);
+    DecodeCase of_rows = CaseOf(plain);
+    AddSinks(5, 80, 3, &of_rows);
+    PackedCase packed = NumberCase(kOfToken, kOfToken, 64);
+    packed.gqa_group = group;
+    const PackedProblem problem(packed, DType::kBf16, 3);
+    for (DecodeCase c : {of_rows, CaseOf(problem)}) {
+      for (const float cap : {1.5f, 50.0f}) {
+        c.score_cap = cap;
+        EXPECT_LT(WorstDeviation(c, {.n_parts = 2}), kMostDeviations) << group << " cap " << cap;
+        c.sink_logits = DrawnLogits(group);
+        EXPECT_LT(WorstDeviation(c), kMostDeviations) << group << " cap " << cap;
+      }
+    }
+  }
+}
+
 // Keys of two KV heads of the model that have lost a mean before they turned. What `mean` says of
 // other channels is not used.
 void AddMean(int n_pairs, int first_position, DecodeCase* c) {
@@ -224,6 +275,8 @@ TEST(DecodeTest, AddsWhatTurningMeansAdd) {
       DecodeCase c = CaseOf(problem, 1, group, 0);
       AddMean(n_pairs, 4 + 1000 * n_pairs, &c);
       EXPECT_LT(WorstDeviation(c), kMostDeviations) << n_pairs << " pairs, " << group << " rows";
+      c.score_cap = 5;  // of what both add up to
+      EXPECT_LT(WorstDeviation(c), kMostDeviations) << n_pairs << " pairs, " << group << " rows";
     }
   }
 }
@@ -267,6 +320,16 @@ TEST(DecodeTest, SeesMistakes) {
   EXPECT_GT(WorstDeviation(of_units, {.spoil_job = see_more}), kMostDeviations);
   const auto see_less = [](DecodeJob& job) { job.window = 90; };
   EXPECT_GT(WorstDeviation(of_units, {.spoil_job = see_less}), kMostDeviations);
+  DecodeCase with_logits = of_units;
+  with_logits.sink_logits = {1, 2, 3, 4};
+  ASSERT_LT(WorstDeviation(with_logits), kMostDeviations);
+  const auto forget_logits = [](DecodeJob& job) { job.sink_logits = nullptr; };
+  EXPECT_GT(WorstDeviation(with_logits, {.spoil_job = forget_logits}), kMostDeviations);
+  DecodeCase capped = of_units;
+  capped.score_cap = 2;
+  ASSERT_LT(WorstDeviation(capped), kMostDeviations);
+  const auto raise = [](float cap) { return 1.1f * cap; };
+  EXPECT_GT(WorstDeviation(capped, {.spoil_cap = raise}), kMostDeviations);
 }
 
 }  // namespace

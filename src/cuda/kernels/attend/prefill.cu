@@ -4,6 +4,7 @@
 #include "cuda/kernels/attend/expand.cuh"
 #include "cuda/kernels/attend/prefill.h"
 #include "cuda/kernels/attend/prefill_merge.h"
+#include "cuda/kernels/attend/score_cap.cuh"
 #include "cuda/kernels/attend/tile.cuh"
 #include "cuda/simt/launch.h"
 
@@ -195,6 +196,16 @@ struct PromptWork {
     ExpandBlock<false>(*at.run, at.block, at.block_idx, tile);
   }
 
+  // What is in the sums before any entry: a score without a value, which one lane of a row counts.
+  KVL_DEVICE void AddSinkLogits() {
+    if (head.sink_logits == nullptr || item.entry_begin > 0) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sums.max[i] = head.sink_logits[rows.of_lane(i) % head.gqa_group] * kLog2E;
+      sums.sum[i] = Lane() % 4 == 0 ? 1 : 0;
+    }
+  }
+
   // Leaves the scores of the tile that begins with entry `begin`.
   KVL_DEVICE void LeaveScores(const float (&s)[kScoreTiles][4], int begin) const {
 #pragma unroll
@@ -238,6 +249,7 @@ struct PromptWork {
         const bool scales = has_run && at.run->k.has_token_scales && head.rebuilt_keys == nullptr;
         if (scales) ScaleByTokens(tile.k_scales, s);
         if (head.scores != nullptr && !x.is_sink && first_channel == 0) LeaveScores(s, begin);
+        if (p.score_cap > 0) CapAll(p.sm_scale * kLog2E, p.score_cap * kLog2E, s);
       }
       WaitCopies<0>();
       SyncBlock();  // values are there, and the keys are done with
@@ -250,7 +262,7 @@ struct PromptWork {
       CommitCopies();
       if (!sees) continue;
       HideUnseenOf(rows, x.seen_by, begin, s);
-      sums.Weigh(p.sm_scale * kLog2E, s);
+      sums.Weigh(p.score_cap > 0 ? 1.0f : p.sm_scale * kLog2E, s);
       if (scales_values) ScaleByTokens(tile.v_scales, s);
       sums.AddValues(s, tile.v + first_channel, ValueStride(x.rank_v), x.rank_v - first_channel);
     }
@@ -355,6 +367,7 @@ PromptKernel(KVL_PARAMS(PromptParams) p) {
                                 first_channel,
                                 {item.row_begin + first_row, item.n_rows - first_row},
                                 sums};
+  work.AddSinkLogits();
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) work.Attend(i == 0 ? work.SinkStretch() : work.BlockStretch());
   work.Finish();

@@ -44,6 +44,8 @@ struct PromptHead {
   int n_sinks = 0;
   int sinks_visible = 0;
   int sink_window = 0;  // as window
+  // [gqa_group]: HeadJob::sink_logits; null: nothing. The item of entry 0 adds them.
+  const float* sink_logits = nullptr;
   void* out = nullptr;
   DType out_type = DType::kF32;  // kF32 or kBf16
   int64_t out_stride = 0;        // elements, from token to token
@@ -94,6 +96,7 @@ struct PromptParams {
   const PromptSplit* splits = nullptr;
   int n_splits = 0;
   float sm_scale = 1;
+  float score_cap = 0;  // of scaled scores; 0: none
   float* partials = nullptr;
   // The largest of all heads.
   int most_rank_k = 0;  // head_dim of heads with sinks included

@@ -48,6 +48,8 @@ struct PromptProblem {
   std::vector<uint16_t> q;  // Bf16
   int64_t q_stride = 0;
   AttendRefParams reference;  // with what blocks and queries stand for
+  double score_cap = 0;
+  std::vector<float> sink_logits;  // by query head; empty: none
   // The magnitudes that are rounded where a number of K and of V is made of codes; empty where
   // none are.
   std::vector<double> k_parts, v_parts;
@@ -249,6 +251,9 @@ inline PromptOutput RunPrompt(const PromptProblem& problem, const PromptCut& spl
   const int n_rows = problem.reference.n_rows, rank_v = problem.shape.rank_v;
   PromptHead head = on_device.Head();
   DeviceArray<float> o(int64_t{n_rows} * rank_v);
+  const std::vector<float>& logits = problem.sink_logits;
+  const DeviceArray<float> sink_logits(logits.empty() ? std::vector<float>(1) : logits);
+  if (!logits.empty()) head.sink_logits = sink_logits.data();
   head.out = o.data();
   head.out_stride = int64_t{problem.gqa_group} * rank_v;
   head.out_head_stride = rank_v;
@@ -262,6 +267,7 @@ inline PromptOutput RunPrompt(const PromptProblem& problem, const PromptCut& spl
                          .items = items.data(),
                          .n_items = static_cast<int>(list.size()),
                          .sm_scale = static_cast<float>(problem.reference.sm_scale),
+                         .score_cap = static_cast<float>(problem.score_cap),
                          .partials = partials.data(),
                          .most_rank_k = problem.shape.rank_k,
                          .most_rank_v = rank_v,
@@ -282,6 +288,45 @@ inline PromptOutput RunPrompt(const PromptProblem& problem, const PromptCut& spl
     }
   }
   return merged;
+}
+
+// AttendRef with capped scores and sink logits.
+inline AttendRefResult PromptReference(const PromptProblem& problem, const AttendRefParams& r) {
+  if (problem.score_cap == 0 && problem.sink_logits.empty()) return AttendRef(r);
+  AttendRefResult all;
+  for (int row = 0; row < r.n_rows; ++row) {
+    const int seen_end = r.first_visible + row / r.gqa_group;
+    const int begin = std::max(r.kv_begin, seen_end - r.window);
+    const int end = std::max(begin, std::min(r.kv_end, seen_end));
+    std::vector<double> weights;
+    for (int t = begin; t < end; ++t) {
+      double score = 0;
+      for (int c = 0; c < r.rank_k; ++c) {
+        score += r.q[size_t(row) * r.rank_k + c] * r.k[size_t(t) * r.rank_k + c];
+      }
+      score *= r.sm_scale;
+      if (problem.score_cap > 0) score = problem.score_cap * std::tanh(score / problem.score_cap);
+      weights.push_back(score);
+    }
+    const bool has_logit = !problem.sink_logits.empty();
+    if (has_logit) weights.push_back(problem.sink_logits[row % r.gqa_group]);
+    double max = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (const double w : weights) max = std::max(max, w);
+    for (double& w : weights) sum += w = std::exp(w - max);
+    for (int c = 0; c < r.rank_v; ++c) {
+      double o = 0, o_abs = 0;
+      for (int t = begin; t < end; ++t) {
+        const double part = weights[t - begin] / sum * r.v[size_t(t) * r.rank_v + c];
+        o += part;
+        o_abs += std::abs(part);
+      }
+      all.o.push_back(o);
+      all.o_abs.push_back(o_abs);
+    }
+    all.row_max.push_back(max);
+    all.row_sum.push_back(sum);
+  }
+  return all;
 }
 
 // The largest relative error of what is rounded to Bf16. Numbers that are made of codes are rounded
@@ -312,10 +357,10 @@ inline double ScoreError(const PromptProblem& problem, int row) {
 inline void ExpectRight(const PromptProblem& problem, const PromptCut& split,
                         const std::string& what) {
   const PromptOutput got = RunPrompt(problem, split);
-  const AttendRefResult want = AttendRef(problem.reference);
+  const AttendRefResult want = PromptReference(problem, problem.reference);
   AttendRefParams of_parts = problem.reference;
   if (!problem.v_parts.empty()) of_parts.v = problem.v_parts;
-  const AttendRefResult parts = AttendRef(of_parts);
+  const AttendRefResult parts = PromptReference(problem, of_parts);
   const int rank_v = problem.shape.rank_v;
   for (int row = 0; row < problem.reference.n_rows; ++row) {
     const double score_error = ScoreError(problem, row);

@@ -102,6 +102,29 @@ TEST(PrefillTest, PartsMerge) {
   }
 }
 
+TEST(PrefillTest, ScoresAreCappedAndLogitsCount) {
+  AttendShape starting = {.n_tokens = 30, .gqa_group = 3, .kv_end = 130, .first_visible = -5};
+  AttendShape windowed = {.rank_k = 256,
+                          .rank_v = 256,
+                          .n_tokens = 33,
+                          .gqa_group = 2,
+                          .kv_end = 300,
+                          .first_visible = 268,
+                          .window = 100};
+  starting.q_sigma = windowed.q_sigma = 4;
+  for (const AttendShape& shape : {starting, windowed}) {
+    const AttendProblem drawn(shape, DType::kBf16, 7);
+    for (const double cap : {0.0, 1.5, 50.0}) {
+      PromptProblem problem = PlainProblem(drawn);
+      problem.score_cap = cap;
+      for (int n_parts = 1; n_parts <= 2; ++n_parts) {
+        ExpectRight(problem, {.rows = 48, .n_parts = n_parts}, shape.Describe());
+        problem.sink_logits = {30, -1.5f, -30};
+      }
+    }
+  }
+}
+
 // A head with a sink and outputs in Bf16 with room behind them.
 struct SinkShape {
   int n, head_dim, width, visible, window;

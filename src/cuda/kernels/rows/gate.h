@@ -10,7 +10,23 @@
 namespace kvlathe::cuda {
 
 // GateKind of machine/plans.h.
-enum class GateFunction : int { kSwiglu, kGegluTanh, kGelu, kGeluTanh };
+enum class GateFunction : int {
+  kSwiglu,
+  kGegluTanh,
+  kGelu,
+  kGeluTanh,
+  kRelu2,
+  kXielu,
+  kClampedSwiglu
+};
+
+// XieluNumbers of machine/plans.h.
+struct XieluParams {
+  float positive = 0;
+  float negative = 0;
+  float beta = 0;
+  float eps = 0;
+};
 
 // GatePlan (machine/plans.h) with addresses.
 struct GateParams {
@@ -20,6 +36,7 @@ struct GateParams {
   int64_t ffn_dim = 0;
   DType out_type = DType::kF32;
   void* out = nullptr;
+  XieluParams xielu;
 };
 
 // To a relative 3e-6 for inputs above -5, to 1e-8 below.

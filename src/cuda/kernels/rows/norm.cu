@@ -47,8 +47,8 @@ NormKernel(KVL_PARAMS(NormsParams) p) {
   const int begin = (kByWarp ? Lane() : ThreadIdx()) * kWidth;
   const int step = (kByWarp ? kWarp : kNormThreads) * kWidth;
   const auto sum_of = [&](float sum) { return kByWarp ? SumOfWarp(sum) : SumOfBlock(sum, shared); };
-  float mean = 0;
-  if (norm.bias != nullptr) {
+  float mean = 0, scale = 1;
+  if (norm.function == NormKind::kLayer) {
     float sum = 0;
     for (int i = begin; i < n_dims; i += step) {
       const Floats<kWidth> v = LoadFloats<kWidth>(x + i);
@@ -56,17 +56,23 @@ NormKernel(KVL_PARAMS(NormsParams) p) {
     }
     mean = sum_of(sum) / static_cast<float>(n_dims);
   }
-  float squares = 0;
-  for (int i = begin; i < n_dims; i += step) {
-    const Floats<kWidth> v = LoadFloats<kWidth>(x + i);
-    for (int j = 0; j < kWidth; ++j) squares += (v.x[j] - mean) * (v.x[j] - mean);
+  if (norm.function != NormKind::kNone) {
+    float squares = 0;
+    for (int i = begin; i < n_dims; i += step) {
+      const Floats<kWidth> v = LoadFloats<kWidth>(x + i);
+      for (int j = 0; j < kWidth; ++j) squares += (v.x[j] - mean) * (v.x[j] - mean);
+    }
+    const float variance = sum_of(squares) / static_cast<float>(n_dims);
+    scale = 1.0f / sqrtf(variance + norm.eps);
   }
-  const float variance = sum_of(squares) / static_cast<float>(n_dims);
-  const float scale = 1.0f / sqrtf(variance + norm.eps);
+  const int64_t first_weight = norm.has_group_weights ? int64_t{group} * n_dims : 0;
   for (int i = begin; i < n_dims; i += step) {
     Floats<kWidth> y = LoadFloats<kWidth>(x + i);
-    const Floats<kWidth> weight = LoadFloats<kWidth>(norm.weight + i);
-    for (int j = 0; j < kWidth; ++j) y.x[j] = (y.x[j] - mean) * scale * weight.x[j];
+    for (int j = 0; j < kWidth; ++j) y.x[j] = (y.x[j] - mean) * scale;
+    if (norm.weight != nullptr) {
+      const Floats<kWidth> weight = LoadFloats<kWidth>(norm.weight + first_weight + i);
+      for (int j = 0; j < kWidth; ++j) y.x[j] *= weight.x[j];
+    }
     if (norm.bias != nullptr) {
       const Floats<kWidth> bias = LoadFloats<kWidth>(norm.bias + i);
       for (int j = 0; j < kWidth; ++j) y.x[j] += bias.x[j];

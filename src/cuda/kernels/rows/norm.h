@@ -10,15 +10,20 @@
 
 namespace kvlathe::cuda {
 
+// NormFunction of machine/plans.h.
+enum class NormKind : int { kRms, kLayer, kNone };
+
 // NormPlan (machine/plans.h) with addresses.
 struct NormParams {
+  NormKind function = NormKind::kRms;
   const float* x = nullptr;
   int64_t n_rows = 0;
   int n_groups = 1;
   int n_dims = 0;
   int64_t stride = 0;
-  const float* weight = nullptr;
-  const float* bias = nullptr;
+  const float* weight = nullptr;   // null: 1
+  bool has_group_weights = false;  // [n_groups, n_dims]
+  const float* bias = nullptr;     // of kLayer; null: 0
   float eps = 0;
   DType out_type = DType::kF32;
   void* out = nullptr;

@@ -55,7 +55,8 @@ KVL_DEVICE void TurnQueries(const TurnParams& p, const TurnedHead& head, int tok
     const TurnAt at = {p.cos + angles, p.sin + angles, zeroes ? p.zeroed_channel : -1};
     const float* const q = head.q + token * p.stride + int64_t{h} * p.head_dim;
     const bool is_query = c >= 0 && c < p.head_dim;
-    const float y = is_query ? TurnedChannel(p, at, c, [&](int j) { return q[j]; }) : 0.0f;
+    float y = is_query ? TurnedChannel(p, at, c, [&](int j) { return q[j]; }) : 0.0f;
+    if (is_query && p.query_weights != nullptr) y *= p.query_weights[c];
     StoreNumber(y, p.out_type, head.turned_q, token * head.turned_q_stride + i);
   }
 }

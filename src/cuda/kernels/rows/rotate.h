@@ -39,6 +39,7 @@ struct TurnParams {
   int64_t stride = 0;
   const float *cos = nullptr, *sin = nullptr;
   const float *key_cos = nullptr, *key_sin = nullptr;
+  const float* query_weights = nullptr;
   int rope_dim = 0;
   int first_unturned = 0;
   bool all_turn = true;  // first_unturned is RotatePlan::kAllTurn

@@ -312,11 +312,11 @@ StatusOr<ChatPrompt> RenderChat(const ServiceState& state, const ChatTask& task,
   return prompt;
 }
 
-std::vector<int32_t> TokensOf(const ServiceState& state, const ChatPrompt& prompt) {
+StatusOr<std::vector<int32_t>> TokensOf(const ServiceState& state, const ChatPrompt& prompt) {
   const MarkedText& text = prompt.text;
   std::span<const TextRange> plain = text.inputs;
   if (state.context().reads_control_tokens) plain = {};
-  return state.tokenizer().TokenizeMarked(text.text, state.context().chat_adds_bos, plain);
+  return state.tokenizer().TryTokenizeMarked(text.text, state.context().chat_adds_bos, plain);
 }
 
 StatusOr<TokenizedChat> TokenizeChat(const ServiceState& state, const ChatTask& task,
@@ -325,7 +325,7 @@ StatusOr<TokenizedChat> TokenizeChat(const ServiceState& state, const ChatTask& 
   TokenizedChat chat;
   KVL_ASSIGN_OR_RETURN(chat.prompt, RenderChat(state, task, messages_param, format_param));
   KVL_RETURN_IF_ERROR(state.CheckText(chat.prompt.text.text, messages_param));
-  chat.tokens = TokensOf(state, chat.prompt);
+  KVL_ASSIGN_OR_RETURN(chat.tokens, TokensOf(state, chat.prompt));
   return chat;
 }
 

@@ -36,7 +36,7 @@ StatusOr<ResponseFormat> ReadFormat(const Json& format, const std::string& path,
 StatusOr<ChatPrompt> RenderChat(const ServiceState& state, const ChatTask& task,
                                 std::string_view messages_param = "messages",
                                 std::string_view format_param = "response_format");
-std::vector<int32_t> TokensOf(const ServiceState& state, const ChatPrompt& prompt);
+StatusOr<std::vector<int32_t>> TokensOf(const ServiceState& state, const ChatPrompt& prompt);
 // Both, for an answer: kInvalidArgument also for a text that cannot fit the context.
 struct TokenizedChat {
   ChatPrompt prompt;

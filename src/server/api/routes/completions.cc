@@ -41,7 +41,7 @@ StatusOr<CompletionPrompt> TextPrompt(const ServiceState& state, std::string tex
                                       bool adds_special) {
   KVL_RETURN_IF_ERROR(state.CheckText(text, "prompt"));
   CompletionPrompt prompt;
-  prompt.tokens = state.tokenizer().Tokenize(text, adds_special);
+  KVL_ASSIGN_OR_RETURN(prompt.tokens, state.tokenizer().TryTokenize(text, adds_special));
   // What the tokenizer adds stands in front of any text, also of none; a text that begins with it
   // gets no second.
   if (adds_special && prompt.tokens != state.tokenizer().Tokenize(text, false)) {
@@ -122,7 +122,8 @@ StatusOr<CompletionPrompt> PromptToFill(const ServiceState& state, const Request
   made.text = prompt->get<std::string>();
   KVL_RETURN_IF_ERROR(state.CheckText(made.text, "prompt"));
   KVL_RETURN_IF_ERROR(state.CheckText(suffix, "suffix"));
-  made.tokens = TokensToFill(state.tokenizer(), *state.fill_marks(), {}, made.text, suffix);
+  KVL_ASSIGN_OR_RETURN(
+      made.tokens, TokensToFill(state.tokenizer(), *state.fill_marks(), {}, made.text, suffix));
   return made;
 }
 

@@ -65,7 +65,7 @@ Status ReadInputs(const ServiceState& state, const char* name, const Json* input
     if (one.is_string()) {
       const auto& text = one.get_ref<const std::string&>();
       KVL_RETURN_IF_ERROR(state.CheckText(text, name));
-      prompt = state.tokenizer().Tokenize(text, /*add_bos=*/true);
+      KVL_ASSIGN_OR_RETURN(prompt, state.tokenizer().TryTokenize(text, /*add_bos=*/true));
     } else if (one.is_array()) {
       for (const Json& id : one) {
         if (!id.is_number_integer() || id < 0 || id >= state.vocab_size()) {

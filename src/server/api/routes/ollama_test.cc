@@ -193,11 +193,11 @@ TEST_F(FillTest, MarksStandAroundTheTexts) {
   const auto marks = FindFillMarks(*tokenizer_);
   ASSERT_TRUE(marks);
   EXPECT_EQ(marks->ends.size(), 2u);
-  EXPECT_EQ(Spelled(TokensToFill(*tokenizer_, *marks, {}, "a <|fim_middle|>", "b")),
+  EXPECT_EQ(Spelled(*TokensToFill(*tokenizer_, *marks, {}, "a <|fim_middle|>", "b")),
             "<|fim_prefix|>a <|fim_middle|><|fim_suffix|>b<|fim_middle|>");
-  const auto ids = TokensToFill(*tokenizer_, *marks, {}, "<|fim_middle|>", "");
+  const auto ids = *TokensToFill(*tokenizer_, *marks, {}, "<|fim_middle|>", "");
   EXPECT_EQ(std::ranges::count(ids, marks->middle), 1) << "what a user writes is no mark";
-  EXPECT_EQ(Spelled(TokensToFill(*tokenizer_, *marks, {{"f.py", "x"}}, "a", "b")),
+  EXPECT_EQ(Spelled(*TokensToFill(*tokenizer_, *marks, {{"f.py", "x"}}, "a", "b")),
             "<|file_sep|>f.py\nx<|file_sep|><|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>");
   EXPECT_FALSE(FindFillMarks(NanoModel::Get().tokenizer()));
 }

@@ -25,8 +25,8 @@ StatusOr<Json> TokenizeContent(const ServiceState& state, RequestFields* fields)
   const bool parses_special = fields->Bool("parse_special").value_or(true);
   const bool with_pieces = fields->Bool("with_pieces").value_or(false);
   KVL_RETURN_IF_ERROR(fields->status());
-  const std::vector<int32_t> ids =
-      state.tokenizer().Tokenize(*content, adds_special, parses_special);
+  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                       state.tokenizer().TryTokenize(*content, adds_special, parses_special));
   if (!with_pieces) return Json{{"tokens", ids}};
   Json tokens = Json::array();
   for (const int32_t id : ids) {
@@ -43,11 +43,11 @@ StatusOr<Json> TokenizePrompt(const ServiceState& state, RequestFields* fields) 
   KVL_RETURN_IF_ERROR(fields->status());
   std::vector<int32_t> ids;
   if (prompt) {
-    ids = state.tokenizer().Tokenize(*prompt, adds_special);
+    KVL_ASSIGN_OR_RETURN(ids, state.tokenizer().TryTokenize(*prompt, adds_special));
   } else if (fields->Has("messages")) {
     KVL_ASSIGN_OR_RETURN(const ChatTask task, ReadChatTask(state, fields));
     KVL_ASSIGN_OR_RETURN(const ChatPrompt chat, RenderChat(state, task));
-    ids = TokensOf(state, chat);
+    KVL_ASSIGN_OR_RETURN(ids, TokensOf(state, chat));
   } else {
     return FieldError("prompt", "give prompt, messages or content");
   }

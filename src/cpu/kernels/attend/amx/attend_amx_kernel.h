@@ -147,6 +147,7 @@ void ScoreBlock(const Panel& panel, const RowTile* tiles, const std::byte* k,
 void SoftmaxTile(const Panel& panel, const RowTile& tile, int slot, const BlockGroup& group) {
   Scratch* s = panel.scratch;
   const int n_tokens = group.n * kBlockSize;
+  const bool is_capped = panel.p->score_cap > 0;
   for (int i = 0; i < panel.tile_rows; ++i) {
     uint16_t* probs = s->probs[slot * kTileRows + i];
     if (i >= tile.n) {
@@ -159,14 +160,17 @@ void SoftmaxTile(const Panel& panel, const RowTile& tile, int slot, const BlockG
     const int row = panel.first_row + tile.row + i;
     const int n_visible = LimitOfRow(*panel.p, row) - group.first_entry;
     const int n_hidden = BeginOfRow(*panel.p, row) - group.first_entry;
+    const RowCap cap = is_capped ? CapOfRow(*panel.p, row) : RowCap();
     __m512 top = _mm512_set1_ps(kMinusInfinity);
     for (int t = 0; t < n_tokens; t += kLanes) {
       __m512 line[1] = {_mm512_load_ps(scores + t)};
-      if (n_visible < t + kLanes || n_hidden > t) {
+      if (is_capped) CapScores(cap, line);
+      const bool is_masked = n_visible < t + kLanes || n_hidden > t;
+      if (is_masked) {
         MaskScores(n_visible - t, line);
         MaskFirstScores(n_hidden - t, line);
-        _mm512_store_ps(scores + t, line[0]);
       }
+      if (is_masked || is_capped) _mm512_store_ps(scores + t, line[0]);
       top = _mm512_max_ps(top, line[0]);
     }
     if (panel.p->scores != nullptr) {

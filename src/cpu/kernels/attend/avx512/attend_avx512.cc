@@ -113,6 +113,7 @@ void ScoreTile(const Panel& panel, const BlockView& block, int row, uint16_t* pr
       const std::byte* next_v = block.next + (block.v - block.k);
       PrefetchLines<kLeadLines, kRows>(next_v + 64 * kLeadLines * i.value);
     }
+    if (p.score_cap > 0) CapScores(CapOfRow(p, first + i.value), scores[i.value]);
     if (is_masked) {
       MaskScores(LimitOfRow(p, first + i.value) - block.first_entry, scores[i.value]);
     }

@@ -39,6 +39,33 @@ KVL_INLINE __m512 Exp2(__m512 x) {
 }
 KVL_INLINE float Exp2(float x) { return _mm512_cvtss_f32(Exp2(_mm512_set1_ps(x))); }
 
+// tanh as lanes.h has it.
+KVL_INLINE __m512 Tanh(__m512 x) {
+  constexpr int kFloorWithoutExceptions = 0x09;
+  constexpr float kMost = 10;  // tanh of which is 1
+  const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_and_ps(x, _mm512_set1_ps(-0.0f));
+  const __m512 u = _mm512_min_ps(_mm512_set1_ps(kMost * 2 * kLog2E),
+                                 _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(2 * kLog2E)));
+  const __m512 f = _mm512_reduce_ps(u, kFloorWithoutExceptions);
+  __m512 y = _mm512_set1_ps(1.8793186e-3f);
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(8.9909951e-3f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.5818676e-2f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.4015927e-1f));
+  y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.9315174e-1f));
+  const __m512 power = _mm512_scalef_ps(one, u);
+  const __m512 e = _mm512_fmadd_ps(power, _mm512_mul_ps(y, f), _mm512_sub_ps(power, one));
+  return _mm512_or_ps(_mm512_div_ps(e, _mm512_add_ps(e, _mm512_set1_ps(2.0f))), sign);
+}
+
+// Caps scores of a row.
+template <int kLines>
+KVL_INLINE void CapScores(const RowCap& cap, __m512 (&scores)[kLines]) {
+  const __m512 unit = _mm512_set1_ps(cap.unit), shift = _mm512_set1_ps(cap.shift);
+  for (__m512& line : scores) {
+    line = _mm512_mul_ps(_mm512_set1_ps(cap.most), Tanh(_mm512_fmadd_ps(line, unit, shift)));
+  }
+}
+
 // Raises the row's maximum to the largest lane of `top`, and its 16 partial sums with it. Most
 // steps do not raise it, and one comparison finds that out without a horizontal step.
 KVL_INLINE void RaiseRowMax(__m512 top, float log2_scale, RowState* row, float* sums) {

@@ -56,6 +56,12 @@ void AttendRowsAvx512(const AttendRowsParams& p) {
         scores[t] = Dot(q, k + int64_t{begin + t} * p.head_dim, p.head_dim);
       }
       __m512 probs = _mm512_load_ps(scores);
+      if (p.score_cap > 0) {
+        __m512 lines[1] = {probs};
+        CapScores(CapOfRow(p, row), lines);
+        MaskScores(n, lines);
+        probs = lines[0];
+      }
       const float raised = _mm512_reduce_max_ps(_mm512_max_ps(probs, _mm512_set1_ps(row_max)));
       const float shrink = Exp2((row_max - raised) * log2_scale);
       row_max = raised;

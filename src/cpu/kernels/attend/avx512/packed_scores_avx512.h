@@ -359,6 +359,7 @@ KVL_FLATTEN void ScoreTile(const Work& w, int row) {
   const bool is_masked = LimitOfRow(p, first) < w.first_entry + kBlockSize;
   const bool is_windowed = BeginOfRow(p, first + kRows - 1) > w.first_entry;
   Unroll<kRows>([&](auto i) KVL_PART {
+    if (p.score_cap > 0) CapScores(CapOfRow(p, first + i.value), scores[i.value]);
     if (is_masked) MaskScores(LimitOfRow(p, first + i.value) - w.first_entry, scores[i.value]);
     if (is_windowed) {
       MaskFirstScores(BeginOfRow(p, first + i.value) - w.first_entry, scores[i.value]);

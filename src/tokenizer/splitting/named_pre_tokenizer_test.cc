@@ -1,4 +1,4 @@
-#include "tokenizer/gguf/gguf_pre_tokenizer.h"
+#include "tokenizer/splitting/named_pre_tokenizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,8 +6,8 @@
 namespace kvlathe {
 namespace {
 
-std::vector<std::string> GgufPieces(std::string_view name, std::string_view text) {
-  const auto found = FindGgufPreTokenizer(name);
+std::vector<std::string> PiecesByName(std::string_view name, std::string_view text) {
+  const auto found = FindPreTokenizer(name);
   EXPECT_TRUE(found.ok()) << MessageOf(found.status());
   std::vector<std::string> pieces;
   if (!found.ok()) return pieces;
@@ -17,14 +17,14 @@ std::vector<std::string> GgufPieces(std::string_view name, std::string_view text
   return pieces;
 }
 
-struct GgufPiecesCase {
+struct NamedPiecesCase {
   std::vector<const char*> names;
-  std::vector<std::string> pieces;  // of kGgufPiecesText
+  std::vector<std::string> pieces;  // of kNamedPiecesText
 };
-constexpr std::string_view kGgufPiecesText = "We'LL go:  12345 x-`-\n\n y";
+constexpr std::string_view kNamedPiecesText = "We'LL go:  12345 x-`-\n\n y";
 
-const std::vector<GgufPiecesCase>& GgufPiecesCases() {
-  static const std::vector<GgufPiecesCase> kCases = {
+const std::vector<NamedPiecesCase>& NamedPiecesCases() {
+  static const std::vector<NamedPiecesCase> kCases = {
       {{"gpt-2", "gpt2", "phi-2"},
        {"We", "'", "LL", " go", ":", " ", " 12345", " x", "-`-", "\n\n", " y"}},
       {{"smollm", "starcoder", "refact", "command-r"},
@@ -43,29 +43,29 @@ const std::vector<GgufPiecesCase>& GgufPiecesCases() {
   return kCases;
 }
 
-TEST(GgufPreTokenizer, EveryNameCutsAsItsModelsTokenizerDoes) {
-  for (const GgufPiecesCase& item : GgufPiecesCases()) {
+TEST(NamedPreTokenizer, EveryNameCutsAsItsModelsTokenizerDoes) {
+  for (const NamedPiecesCase& item : NamedPiecesCases()) {
     for (const char* name : item.names) {
-      EXPECT_EQ(GgufPieces(name, kGgufPiecesText), item.pieces) << name;
+      EXPECT_EQ(PiecesByName(name, kNamedPiecesText), item.pieces) << name;
     }
   }
 }
 
-TEST(GgufPreTokenizer, DeepseekKeepsCjkTogetherAndCasedLettersApart) {
+TEST(NamedPreTokenizer, DeepseekKeepsCjkTogetherAndCasedLettersApart) {
   EXPECT_EQ(
-      GgufPieces("deepseek-llm", "a\u4E2D\u6587\u00E9\uFF0C\u0663\u0664"),
+      PiecesByName("deepseek-llm", "a\u4E2D\u6587\u00E9\uFF0C\u0663\u0664"),
       (std::vector<std::string>{"a", "\u4E2D\u6587", "\u00E9", "\uFF0C", "\u0663", "\u0664"}));
   // U+01BB is a letter without case.
-  EXPECT_EQ(GgufPieces("deepseek-llm", "\u01BA\u01BA\u01BB\u01BB"),
+  EXPECT_EQ(PiecesByName("deepseek-llm", "\u01BA\u01BA\u01BB\u01BB"),
             (std::vector<std::string>{"\u01BA\u01BA", "\u01BB\u01BB"}));
   // Its signs are the range from the colon to the tilde, so ASCII letters stand apart from others.
-  EXPECT_EQ(GgufPieces("deepseek-llm", "x\u01BA"), (std::vector<std::string>{"x", "\u01BA"}));
+  EXPECT_EQ(PiecesByName("deepseek-llm", "x\u01BA"), (std::vector<std::string>{"x", "\u01BA"}));
 }
 
-TEST(GgufPreTokenizer, NormalisationMergesAndBosComeWithTheName) {
-  for (const GgufPiecesCase& item : GgufPiecesCases()) {
+TEST(NamedPreTokenizer, NormalisationMergesAndBosComeWithTheName) {
+  for (const NamedPiecesCase& item : NamedPiecesCases()) {
     for (const std::string name : item.names) {
-      const auto found = FindGgufPreTokenizer(name);
+      const auto found = FindPreTokenizer(name);
       const bool is_llama = name.starts_with("llama");
       EXPECT_EQ(found->ignore_merges, is_llama) << name;
       EXPECT_EQ(found->adds_bos, is_llama) << name;
@@ -74,10 +74,14 @@ TEST(GgufPreTokenizer, NormalisationMergesAndBosComeWithTheName) {
   }
 }
 
-TEST(GgufPreTokenizer, UnknownNamesAreRefusedWithTheKnownOnes) {
-  const Status status = FindGgufPreTokenizer("tekken").status();
+TEST(NamedPreTokenizer, UnknownNamesAreRefusedWithThoseThatAreNear) {
+  const Status status = FindPreTokenizer("deepseek-v4").status();
   EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
-  EXPECT_THAT(MessageOf(status), testing::HasSubstr("\"tekken\"; known are default, gpt-2"));
+  EXPECT_EQ(MessageOf(status),
+            "unknown pre-tokenizer \"deepseek-v4\"; near are deepseek-v3, deepseek-llm");
+  EXPECT_THAT(MessageOf(FindPreTokenizer("qwen3").status()), testing::HasSubstr("qwen2, qwen35"));
+  EXPECT_THAT(MessageOf(FindPreTokenizer("zzzzzzzz").status()),
+              testing::HasSubstr("docs/models.md lists them"));
 }
 
 }  // namespace

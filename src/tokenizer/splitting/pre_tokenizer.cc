@@ -1,6 +1,9 @@
-#include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/splitting/pre_tokenizer.h"
+
+#include <utf8proc.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/utf8.h"
@@ -19,7 +22,8 @@ std::vector<Range> RangesOf(const SplitStep& step, std::string_view text, RegexS
   std::vector<Range> ranges;
   size_t pos = 0;
   Regex::Match match;
-  while (pos < text.size() && step.regex.Find(text, pos, scratch, &match)) {
+  RegexMatches matches(step.regex, text, scratch);
+  while (matches.Next(&match)) {
     if (match.begin > pos) ranges.push_back({pos, match.begin, step.invert});
     ranges.push_back({match.begin, match.end, !step.invert});
     pos = match.end;
@@ -54,7 +58,8 @@ void SplitIsolated(const SplitStep& step, std::string_view text, RegexScratch* s
                    PreTokenizer::PieceSink sink) {
   size_t pos = 0;
   Regex::Match match;
-  while (pos < text.size() && step.regex.Find(text, pos, scratch, &match)) {
+  RegexMatches matches(step.regex, text, scratch);
+  while (matches.Next(&match)) {
     if (match.begin > pos) sink(text.substr(pos, match.begin - pos));
     sink(text.substr(match.begin, match.end - match.begin));
     pos = match.end;
@@ -73,6 +78,60 @@ void SplitPiece(const SplitStep& step, std::string_view text, RegexScratch* scra
     JoinRanges(step.behavior, &ranges);
   }
   for (const Range& range : ranges) sink(text.substr(range.begin, range.end - range.begin));
+}
+
+bool IsDigitOf(DigitGroupStep::Kind kind, char32_t code) {
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  if (category == UTF8PROC_CATEGORY_ND) return true;
+  return kind == DigitGroupStep::Kind::kNumbers &&
+         (category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_NO);
+}
+
+// What \w of Oniguruma matches: the raised digits and fractions of Latin-1 too.
+bool IsOnigurumaWordChar(char32_t code) {
+  return IsWordChar(code) || code == 0xB2 || code == 0xB3 || code == 0xB9 ||
+         (code >= 0xBC && code <= 0xBE);
+}
+
+// The ends of the digits of the number that begins at `pos`.
+std::vector<size_t> DigitEnds(DigitGroupStep::Kind kind, std::string_view text, size_t pos) {
+  std::vector<size_t> ends;
+  while (pos < text.size()) {
+    const Utf8Char c = ReadAsciiOrUtf8(text, pos);
+    if (!IsDigitOf(kind, c.code)) break;
+    pos += static_cast<size_t>(c.n_bytes);
+    ends.push_back(pos);
+  }
+  return ends;
+}
+
+void SplitDigitGroups(const DigitGroupStep& step, std::string_view text,
+                      PreTokenizer::PieceSink sink) {
+  using Kind = DigitGroupStep::Kind;
+  size_t done = 0;  // where the piece that is not yet given begins
+  const auto cut = [&](size_t end) {
+    if (end > done) sink(text.substr(done, end - done));
+    done = end;
+  };
+  for (size_t pos = 0; pos < text.size();) {
+    const std::vector<size_t> ends = DigitEnds(step.kind, text, pos);
+    if (ends.empty()) {
+      pos += static_cast<size_t>(ReadAsciiOrUtf8(text, pos).n_bytes);
+      continue;
+    }
+    const size_t end = ends.back(), n_first = ends.size() % 3;
+    const bool is_word = step.kind == Kind::kWords && end < text.size() &&
+                         IsOnigurumaWordChar(ReadAsciiOrUtf8(text, end).code);
+    if (!is_word) {
+      if (step.kind != Kind::kCuts || n_first == 0) cut(pos);
+      for (size_t i = n_first; i < ends.size(); i += 3) {
+        if (i > 0) cut(ends[i - 1]);
+      }
+      if (step.kind != Kind::kCuts) cut(end);
+    }
+    pos = end;
+  }
+  cut(text.size());
 }
 
 std::string WithMetaspaces(const MetaspaceStep& step, std::string_view text, bool is_text_start) {
@@ -100,39 +159,49 @@ bool DropsText(const PreTokenizer::Step& step) {
 
 double GrowthOf(const PreTokenizer::Step& step) {
   if (std::holds_alternative<SplitStep>(step)) return 1;
+  if (std::holds_alternative<DigitGroupStep>(step)) return 1;
   if (const auto* metaspace = std::get_if<MetaspaceStep>(&step)) {
     return 2 * static_cast<double>(metaspace->replacement.size());  // a space, and one in front
   }
   return 2;  // a space in front of a byte; a byte as a character of two
 }
 
-// The expressions are those that the models' own tokenizers publish.
-constexpr std::string_view kGpt2Pattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kLlama3Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|)"
-    R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kQwen2Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|)"
-    R"( ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// Expressions of published files whose matches take the square of a text's length, or a stack that
+// grows with it, and what finds the same matches in one pass.
+constexpr std::pair<std::string_view, std::string_view> kFasterPatterns[] = {
+    // Only a run of white space that begins before the one in question can reach as far.
+    {R"(\s+$)", R"((?<!\s)\s+$)"},
+    // K-EXAONE. Nothing follows what repeats, so that no step back finds more.
+    {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|)"
+     R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)",
+     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?>\p{L}(?:[\p{L}\p{M}]++| (?=\p{L}))*+)|)"
+     R"(\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)"},
+};
 
-Status AddFalconSteps(PreTokenizer* out) {
-  KVL_ASSIGN_OR_RETURN(SplitStep punctuation, PunctuationSplit(SplitBehavior::kContiguous));
-  KVL_RETURN_IF_ERROR(out->AddStep(std::move(punctuation)));
-  KVL_ASSIGN_OR_RETURN(SplitStep words, Gpt2Split());
-  KVL_RETURN_IF_ERROR(out->AddStep(std::move(words)));
-  KVL_RETURN_IF_ERROR(out->AddStep(ByteAlphabetStep{}));
-  KVL_ASSIGN_OR_RETURN(SplitStep digits, DigitSplit(/*individual_digits=*/false));
-  KVL_RETURN_IF_ERROR(out->AddStep(std::move(digits)));
-  KVL_ASSIGN_OR_RETURN(SplitStep triples, IsolatedSplit("[0-9][0-9][0-9]"));
-  return out->AddStep(std::move(triples));
-}
+constexpr std::pair<std::string_view, DigitGroupStep::Kind> kDigitGroupPatterns[] = {
+    {R"(\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N})))", DigitGroupStep::Kind::kNumbers},
+    {R"(\d{1,3}(?=(?:\d{3})*\b))", DigitGroupStep::Kind::kWords},
+    {R"((?=(\d{3})+(?!\d)))", DigitGroupStep::Kind::kCuts},
+};
 
 }  // namespace
 
-StatusOr<SplitStep> IsolatedSplit(std::string_view pattern) {
-  KVL_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(pattern));
-  return SplitStep{.regex = std::move(regex)};
+StatusOr<PreTokenizer::Step> PatternSplit(std::string_view pattern, SplitBehavior behavior,
+                                          bool invert, RegexSyntax syntax) {
+  if (behavior == SplitBehavior::kIsolated) {
+    for (const auto& [known, kind] : kDigitGroupPatterns) {
+      if (pattern == known) return DigitGroupStep{kind};
+    }
+  }
+  for (const auto& [known, faster] : kFasterPatterns) {
+    if (pattern == known) pattern = faster;
+  }
+  KVL_ASSIGN_OR_RETURN(Regex regex, Regex::Compile(pattern, syntax));
+  return SplitStep{.regex = std::move(regex), .behavior = behavior, .invert = invert};
+}
+
+StatusOr<PreTokenizer::Step> IsolatedSplit(std::string_view pattern) {
+  return PatternSplit(pattern, SplitBehavior::kIsolated, /*invert=*/false, RegexSyntax::kOniguruma);
 }
 
 Status PreTokenizer::AddStep(Step step) {
@@ -162,6 +231,9 @@ void PreTokenizer::RunFrom(size_t step_idx, std::string_view piece, const Contex
   if (const auto* split = std::get_if<SplitStep>(&step)) {
     SplitPiece(*split, piece, context.scratch,
                [&](std::string_view part) { RunFrom(step_idx + 1, part, context); });
+  } else if (const auto* digits = std::get_if<DigitGroupStep>(&step)) {
+    SplitDigitGroups(*digits, piece,
+                     [&](std::string_view part) { RunFrom(step_idx + 1, part, context); });
   } else if (std::holds_alternative<PrefixSpaceStep>(step)) {
     if (piece.starts_with(' ')) return RunFrom(step_idx + 1, piece, context);
     RunFrom(step_idx + 1, " " + std::string(piece), context);
@@ -187,42 +259,17 @@ void PreTokenizer::Split(std::string_view text, bool is_text_start, RegexScratch
   }
 }
 
-StatusOr<PreTokenizer> NamedPreTokenizer(std::string_view name) {
-  PreTokenizer pre_tokenizer;
-  if (name == "falcon") {
-    KVL_RETURN_IF_ERROR(AddFalconSteps(&pre_tokenizer));
-    return pre_tokenizer;
-  }
-  std::string_view pattern;
-  if (name == "gpt2") pattern = kGpt2Pattern;
-  if (name == "llama3" || name == "qwen2") pattern = PublishedPattern(name);
-  if (pattern.empty()) {
-    return Error(StatusCode::kInvalidArgument,
-                 "unknown pre-tokenizer \"{}\"; known are gpt2, llama3, qwen2 and falcon", name);
-  }
-  KVL_ASSIGN_OR_RETURN(SplitStep split, IsolatedSplit(pattern));
-  KVL_RETURN_IF_ERROR(pre_tokenizer.AddStep(std::move(split)));
-  return pre_tokenizer;
-}
+StatusOr<PreTokenizer::Step> Gpt2Split() { return IsolatedSplit(kGpt2Pattern); }
 
-std::string_view PublishedPattern(std::string_view name) {
-  return name == "llama3" ? kLlama3Pattern : kQwen2Pattern;
-}
-
-StatusOr<SplitStep> Gpt2Split() { return IsolatedSplit(kGpt2Pattern); }
-
-StatusOr<SplitStep> DigitSplit(bool individual_digits) {
+StatusOr<PreTokenizer::Step> DigitSplit(bool individual_digits) {
   return IsolatedSplit(individual_digits ? R"(\p{N})" : R"(\p{N}+)");
 }
 
-StatusOr<SplitStep> PunctuationSplit(SplitBehavior behavior) {
+StatusOr<PreTokenizer::Step> PunctuationSplit(SplitBehavior behavior) {
   // \p{P} and the ASCII signs that Unicode counts as symbols. One expression for a run is the same
   // as joining single matches and needs no list.
-  const bool is_contiguous = behavior == SplitBehavior::kContiguous;
-  KVL_ASSIGN_OR_RETURN(SplitStep split, IsolatedSplit(is_contiguous ? R"([\p{P}$+<=>^`|~]+)"
-                                                                    : R"([\p{P}$+<=>^`|~])"));
-  if (!is_contiguous) split.behavior = behavior;
-  return split;
+  if (behavior == SplitBehavior::kContiguous) return IsolatedSplit(R"([\p{P}$+<=>^`|~]+)");
+  return PatternSplit(R"([\p{P}$+<=>^`|~])", behavior, /*invert=*/false, RegexSyntax::kOniguruma);
 }
 
 }  // namespace kvlathe

@@ -8,7 +8,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "base/status.h"
-#include "tokenizer/regex.h"
+#include "tokenizer/splitting/regex.h"
 #include "tokenizer/text_growth.h"
 
 namespace kvlathe {
@@ -28,6 +28,17 @@ struct SplitStep {
   bool invert = false;  // matches and gaps change places
 };
 
+// Cuts numbers into groups of three digits, counted from their end. Expressions that look ahead to
+// the end of a number for this take a time that grows with the square of its length.
+struct DigitGroupStep {
+  enum class Kind {
+    kNumbers,  // each group of \p{N} is a piece
+    kWords,    // the same with \p{Nd}, where no letter follows the number
+    kCuts,     // a cut before each whole group of \p{Nd}; what stands before the first stays on
+  };
+  Kind kind = Kind::kNumbers;
+};
+
 // Puts a space before a piece that does not start with one.
 struct PrefixSpaceStep {};
 
@@ -44,7 +55,8 @@ struct MetaspaceStep {
 class PreTokenizer {
  public:
   using PieceSink = absl::FunctionRef<void(std::string_view)>;
-  using Step = std::variant<SplitStep, PrefixSpaceStep, ByteAlphabetStep, MetaspaceStep>;
+  using Step =
+      std::variant<SplitStep, DigitGroupStep, PrefixSpaceStep, ByteAlphabetStep, MetaspaceStep>;
 
   // Bounds the recursion over steps that a hostile file can ask for.
   static constexpr size_t kMaxSteps = 32;
@@ -75,18 +87,19 @@ class PreTokenizer {
   bool drops_text_ = false;
 };
 
-// The pre-tokenizers known by name: "gpt2", "llama3", "qwen2", "falcon".
-// kInvalidArgument for any other name.
-StatusOr<PreTokenizer> NamedPreTokenizer(std::string_view name);
+// The expression of GPT-2, which Hugging Face's ByteLevel has too.
+inline constexpr std::string_view kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// The expression of "llama3" or "qwen2", as the models publish it.
-std::string_view PublishedPattern(std::string_view name);
-
+// The steps of Hugging Face's Split with a pattern. Some expressions are known, and something equal
+// does their work in a time that grows with the text.
+StatusOr<PreTokenizer::Step> PatternSplit(std::string_view pattern, SplitBehavior behavior,
+                                          bool invert, RegexSyntax syntax);
 // The matches of `pattern` and the gaps between them are pieces.
-StatusOr<SplitStep> IsolatedSplit(std::string_view pattern);
+StatusOr<PreTokenizer::Step> IsolatedSplit(std::string_view pattern);
 // The steps of Hugging Face's ByteLevel with its expression, Digits and Punctuation.
-StatusOr<SplitStep> Gpt2Split();
-StatusOr<SplitStep> DigitSplit(bool individual_digits);
-StatusOr<SplitStep> PunctuationSplit(SplitBehavior behavior);
+StatusOr<PreTokenizer::Step> Gpt2Split();
+StatusOr<PreTokenizer::Step> DigitSplit(bool individual_digits);
+StatusOr<PreTokenizer::Step> PunctuationSplit(SplitBehavior behavior);
 
 }  // namespace kvlathe
