@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/cuda_machine.h"
@@ -49,9 +50,37 @@ TEST_P(FamiliesOnAGpu, HaveTheLogitsOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, FamiliesOnAGpu,
-                         ::testing::Values("falcon_11b", "falcon_40b", "falcon_7b",
-                                           "falcon_sequential", "gemma3", "gpt2", "llama",
-                                           "mistral", "phi3", "phi3_longrope", "qwen2", "qwen3"));
+                         ::testing::Values("bailing_moe_v2", "cohere2", "ernie4_5_moe", "exaone4",
+                                           "falcon_11b", "falcon_40b", "falcon_7b",
+                                           "falcon_sequential", "gemma2", "gemma3",
+                                           "glm4_moe_groups", "gpt2", "gpt_oss", "granite", "llama",
+                                           "mistral", "olmo2", "phi3", "phi3_longrope", "phimoe",
+                                           "qwen2", "qwen2_moe", "qwen3", "smollm3"));
+
+// Caps, sink logits, windows, norms of every form and experts, with rows of 16 bits, of which
+// attention has kernels.
+class VerbsOnAGpu : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(VerbsOnAGpu, HaveKernels) {
+  std::vector<std::string> on_host;
+  const auto make_machine = [&](ThreadPool* threads) -> std::shared_ptr<Machine> {
+    auto machine = CudaMachine::Create(
+        {.memory_bytes = int64_t{256} << 20,
+         .on_host_verb = [&](std::string_view verb) { on_host.emplace_back(verb); }},
+        threads, Isa::kScalar);
+    EXPECT_TRUE(machine.ok()) << machine.status();
+    return *std::move(machine);
+  };
+  LoadedModel loaded = LoadModel(std::string(KVLATHE_SOURCE_DIR) + "/tests/golden/" + GetParam(),
+                                 DType::kBf16, Isa::kScalar, nullptr, 0, 0, make_machine);
+  const Matrix logits = EngineLogits(&loaded, {5, 9, 3, 60, 22, 7, 41, 18, 30}, {7, 1});
+  EXPECT_TRUE(std::isfinite(logits.back().front()));
+  EXPECT_EQ(on_host, std::vector<std::string>());
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, VerbsOnAGpu,
+                         ::testing::Values("gemma2", "glm4_moe_groups", "gpt_oss", "olmo2",
+                                           "phimoe", "qwen2_moe"));
 
 // As far from the CPU as two of its instruction sets may be from each other: rows are rounded to 8
 // bits of mantissa, and the CPU rounds those that meet blocks to integers of 8 bits.
