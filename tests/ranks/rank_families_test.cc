@@ -181,7 +181,9 @@ TEST_P(RankGgufFiles, ComputeWhatOneMachineDoes) {
 INSTANTIATE_TEST_SUITE_P(Families, RankGgufFiles,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "phi3_longrope",
                                            "gpt2", "falcon_7b", "falcon_40b", "falcon_11b", "qwen3",
-                                           "gemma3"),
+                                           "gemma3", "gemma2", "smollm3", "olmo2", "olmo3",
+                                           "granite", "glm4", "cohere_qk_norm", "cohere2",
+                                           "ministral3", "exaone4"),
                          [](const auto& test) { return std::string(test.param); });
 
 }  // namespace
