@@ -116,7 +116,7 @@ Status ReadGptOss(const ConfigFields& fields, ModelConfig* c) {
 
 Status ReadGlm4Moe(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
-  KVL_RETURN_IF_ERROR(ReadRotaryFraction(fields, 0.5, c));
+  KVL_RETURN_IF_ERROR(ReadPartialRotary(fields, "partial_rotary_factor", 0.5, c));
   KVL_RETURN_IF_ERROR(ReadRope(fields, c));
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
   KVL_ASSIGN_OR_RETURN(const bool has_norms, fields.BoolOr("use_qk_norm", false));
@@ -185,7 +185,7 @@ Status ReadPhiMoe(const ConfigFields& fields, ModelConfig* c) {
 
 Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
-  KVL_RETURN_IF_ERROR(ReadRotaryFraction(fields, 1, c));
+  KVL_RETURN_IF_ERROR(ReadPartialRotary(fields, "partial_rotary_factor", 1, c));
   KVL_RETURN_IF_ERROR(ReadRope(fields, c));
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("use_qkv_bias", false));
   KVL_RETURN_IF_ERROR(RequireSwitch(fields, "use_bias", false));
