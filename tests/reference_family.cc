@@ -95,14 +95,12 @@ Vector NormaliseHeads(const ReferenceModel& m, const std::string& name, const Ve
 }
 
 // GLM and Cohere turn neighbours together.
-Vector PutApart(const ReferenceModel& m, Vector heads) {
-  if (!IsAny(m, {"glm4", "cohere"})) return heads;
-  const Vector stored = heads;
-  for (size_t first = 0; first < heads.size(); first += m.head_dim) {
-    for (int i = 0; i < m.rotary_dim / 2; ++i) {
-      heads[first + i] = stored[first + 2 * i];
-      heads[first + m.rotary_dim / 2 + i] = stored[first + 2 * i + 1];
-    }
+bool TurnsNeighbours(const ReferenceModel& m) { return IsAny(m, {"glm4", "cohere"}); }
+
+Vector PutApart(const ReferenceModel& m, const Vector& stored) {
+  Vector heads;
+  for (size_t i = 0; i < stored.size(); ++i) {
+    heads.push_back(stored[StoredRow(m, static_cast<int>(i))]);
   }
   return heads;
 }
@@ -213,6 +211,12 @@ Qkv ProjectQkv(const ReferenceModel& m, const std::string& layer, const Vector& 
   return {PutApart(m, NormaliseHeads(m, layer + NameOfQueryNorm(m), q)),
           PutApart(m, NormaliseHeads(m, layer + NameOfKeyNorm(m), k)),
           Project(m, layer + "self_attn.v_proj", x)};
+}
+
+int StoredRow(const ReferenceModel& m, int i) {
+  const int channel = i % m.head_dim, half = m.rotary_dim / 2;
+  if (!TurnsNeighbours(m) || channel >= m.rotary_dim) return i;
+  return i - channel + (channel < half ? 2 * channel : 2 * (channel - half) + 1);
 }
 
 Vector TurnedQueryWeights(const ReferenceModel& m, const std::string& layer) {

@@ -30,6 +30,8 @@ Vector AttentionNorm(const ReferenceModel& m, const std::string& layer, const Ve
 Vector MlpNorm(const ReferenceModel& m, const std::string& layer, const Vector& before,
                const Vector& after);
 Qkv ProjectQkv(const ReferenceModel& m, const std::string& layer, const Vector& x);
+// The row of the stored matrix that makes row i of Qkv::k.
+int StoredRow(const ReferenceModel& m, int i);
 // [head_dim]: what multiplies queries behind RoPE, where norms of queries and keys stand behind it
 // (Hunyuan): as turning keeps a norm, rows are normalised before it, and what multiplies a query
 // and what multiplies a key multiplies the query. Empty: nothing does.

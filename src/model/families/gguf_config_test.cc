@@ -128,9 +128,9 @@ TEST_F(GgufConfigTest, CountsOfExpertsAreBounded) {
 
 TEST_F(GgufConfigTest, AScalingOfRopeThatIsNotRunIsRefusedByItsName) {
   GgufTestWriter writer = Llama();
-  writer.AddText("llama.rope.scaling.type", "yarn");
+  writer.AddText("llama.rope.scaling.type", "xpos");
   writer.AddFloat("llama.rope.scaling.factor", 4);
-  EXPECT_THAT(Refusal(std::move(writer), StatusCode::kUnimplemented), HasSubstr("'yarn'"));
+  EXPECT_THAT(Refusal(std::move(writer), StatusCode::kUnimplemented), HasSubstr("'xpos'"));
 }
 
 TEST_F(GgufConfigTest, AFactorAloneIsLinear) {
