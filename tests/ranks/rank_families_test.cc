@@ -176,7 +176,7 @@ TEST_P(RankGgufFiles, ComputeWhatOneMachineDoes) {
 INSTANTIATE_TEST_SUITE_P(Families, RankGgufFiles,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "phi3_longrope",
                                            "gpt2", "falcon_7b", "falcon_40b", "falcon_11b", "qwen3",
-                                           "gemma3"),
+                                           "gemma3", "qwen2_moe", "ernie4_5_moe", "gpt_oss"),
                          [](const auto& test) { return std::string(test.param); });
 
 }  // namespace
