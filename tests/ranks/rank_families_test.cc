@@ -183,7 +183,8 @@ INSTANTIATE_TEST_SUITE_P(Families, RankGgufFiles,
                                            "gpt2", "falcon_7b", "falcon_40b", "falcon_11b", "qwen3",
                                            "gemma3", "gemma2", "smollm3", "olmo2", "olmo3",
                                            "granite", "glm4", "cohere_qk_norm", "cohere2",
-                                           "ministral3", "exaone4"),
+                                           "ministral3", "exaone4", "qwen2_moe", "ernie4_5_moe",
+                                           "gpt_oss"),
                          [](const auto& test) { return std::string(test.param); });
 
 }  // namespace
