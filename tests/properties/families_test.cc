@@ -33,6 +33,7 @@ class FamiliesTest : public ::testing::TestWithParam<GoldenModel> {
   void SetUp() override {
     auto config = LoadModelConfig(GetParam().directory);
     ASSERT_TRUE(config.ok()) << config.status();
+    if (config->positions == PositionKind::kRope) config->max_seq_len = 32768;
     auto reader = SafetensorsReader::OpenModel(GetParam().directory);
     ASSERT_TRUE(reader.ok()) << reader.status();
     auto weights = ModelWeights::Load(*config, DType::kF32, MakeFileSource(*std::move(reader)),
