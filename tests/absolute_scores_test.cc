@@ -33,6 +33,7 @@ class AbsoluteScoresTest : public ::testing::TestWithParam<double> {
     directory_ = testing::FreshDirectory("absolute_scores");
     testing::RandomModelShape shape;
     shape.model_type = "gpt_oss";
+    shape.whole_every = 1;
     shape.head_dim = 32;
     shape.attention_bias = true;
     shape.bias_deviation = 3;

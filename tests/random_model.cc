@@ -379,6 +379,8 @@ ModelBasis ToJoinedBasis(const ReferenceModel& m, const std::vector<ReferenceBas
       AddColumns(one.output, &all.output);
       AddColumns(one.key_way_back, &all.key_way_back);
       for (auto offset : {&ReferenceBasis::key_offset, &ReferenceBasis::value_offset}) {
+        if (std::ranges::all_of(bases, [&](const auto& b) { return (b.*offset).empty(); }))
+          continue;
         const std::vector<double>& of_one = (one.*offset).empty() ? no_offset : one.*offset;
         (all.*offset).insert((all.*offset).end(), of_one.begin(), of_one.end());
       }

@@ -91,8 +91,8 @@ RenderedChat RenderChat(const HeldModel& model, const std::string& messages,
   const Tokenizer& tokenizer = serving->workspace->tokenizer();
   RenderedChat chat;
   chat.text = prompt.text;
-  chat.ids = ValueOrThrow(
-      tokenizer.TryTokenizeMarked(prompt.text, serving->chat_adds_bos, prompt.inputs));
+  chat.ids =
+      ValueOrThrow(tokenizer.TryTokenizeMarked(prompt.text, serving->chat_adds_bos, prompt.inputs));
   const ChatEnds ends =
       FindChatEnds(tokenizer, chat_template.answer_format(tools.has_value()).ends);
   chat.stop_ids = ends.ids;

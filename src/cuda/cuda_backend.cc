@@ -123,22 +123,25 @@ void CudaBackend::Cap(const CapPlan& plan) {
 
 RoutedRows CudaBackend::Route(const RoutePlan& plan) {
   Enter();
-  return mirror_.Route(plan);
+  if (!uses_kernels_ || !RowVerbs::Takes(plan)) return mirror_.Route(plan);
+  const RoutedRows routed = rows_.Route(plan);
+  CollectLayers();  // the host has waited for the work that was collected
+  return routed;
 }
 
 void CudaBackend::GatherRows(const GatherRowsPlan& plan) {
   Enter();
-  mirror_.GatherRows(plan);
+  uses_kernels_ ? rows_.GatherRows(plan) : mirror_.GatherRows(plan);
 }
 
 void CudaBackend::ProjectExperts(const ExpertProductsPlan& plan) {
   Enter();
-  mirror_.ProjectExperts(plan);
+  uses_kernels_ ? rows_.ProjectExperts(plan) : mirror_.ProjectExperts(plan);
 }
 
 void CudaBackend::AddWeighted(const WeightedRowsPlan& plan) {
   Enter();
-  mirror_.AddWeighted(plan);
+  uses_kernels_ ? rows_.AddWeighted(plan) : mirror_.AddWeighted(plan);
 }
 
 void CudaBackend::RotateAndMap(const RotatePlan& plan) {

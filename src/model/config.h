@@ -107,12 +107,14 @@ enum class WeightLayout {
   kHunyuan,
   kInternLm2,
   kApertus,
-  kGlm,         // gate and up in one tensor, and names of norms of its own
   kMixtral,     // as kLlama, with a router and experts of other names
   kGraniteMoe,  // as kLlama, with experts that stand in one tensor
   kGptOss,      // the same, with gate and up row by row in turn
   kErnieMoe,    // as kLlama, with biases of the choice of experts elsewhere
   kBailingMoe,
+  kExaone,
+  kQwen,  // the first
+  kGlm,   // gate and up in one tensor, and names of norms of its own
   kGguf,  // the names of GGUF
 };
 
@@ -167,6 +169,7 @@ struct QkNormConfig {
 struct NormConfig {
   NormKind kind = NormKind::kRms;  // of what attention and the MLP read, and of the last stream
   float eps = 1e-5f;
+  bool has_weights = true;  // where not (OLMo), they are 1; those of of_qk and of_outputs have some
   // Whether what attention and the MLP read is normalised. Where not (OLMo 2, EXAONE 4), they read
   // the stream as it is.
   bool of_inputs = true;

@@ -3,7 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <span>
 #include <vector>
+
+#include "cpu/memory/cpu_device.h"
+#include "model/rotation_tables.h"
+#include "model/small_config.h"
 
 namespace kvlathe {
 namespace {
@@ -137,6 +142,42 @@ TEST(MeanTurnedTest, IsTheMeanOverThePositions) {
       }
     }
   }
+}
+
+std::vector<float> RowsAt(Device* memory, const ObjectPlace& place, int64_t n) {
+  std::vector<float> rows(n);
+  memory->Download(place, std::as_writable_bytes(std::span(rows)));
+  return rows;
+}
+
+TEST(RotationTables, QueriesGrowAndKeysDoNot) {
+  CpuDevice memory;
+  ModelConfig config = SmallConfig();
+  config.attention.kinds[0].query_growth = 0.5;
+  config.attention.kinds[0].growth_context = 3;
+  RotationTables tables(config, &memory);
+  constexpr int kPositions = 20;
+  ASSERT_TRUE(tables.Extend(kPositions).ok());
+  const int64_t half = config.rope_dim() / 2, n = kPositions * half;
+  const auto cos = RowsAt(&memory, tables.cos(0), n), sin = RowsAt(&memory, tables.sin(0), n);
+  const auto query_cos = RowsAt(&memory, tables.query_cos(0), n);
+  const auto query_sin = RowsAt(&memory, tables.query_sin(0), n);
+  for (int64_t i = 0; i < n; ++i) {
+    const double growth = 1 + 0.5 * std::log(1.0 + static_cast<double>(i / half / 3));
+    EXPECT_FLOAT_EQ(query_cos[i], static_cast<float>(growth) * cos[i]);
+    EXPECT_FLOAT_EQ(query_sin[i], static_cast<float>(growth) * sin[i]);
+    EXPECT_NEAR(cos[i] * cos[i] + sin[i] * sin[i], 1, 1e-6);
+  }
+  EXPECT_EQ(tables.key_cos(0), tables.cos(0));
+}
+
+TEST(RotationTables, QueriesThatDoNotGrowShareTheTablesOfKeys) {
+  CpuDevice memory;
+  const ModelConfig config = SmallConfig();
+  RotationTables tables(config, &memory);
+  ASSERT_TRUE(tables.Extend(4).ok());
+  EXPECT_EQ(tables.query_cos(0), tables.cos(0));
+  EXPECT_EQ(tables.query_sin(0), tables.sin(0));
 }
 
 }  // namespace

@@ -243,6 +243,36 @@ WeightTable ApertusTable(const ModelConfig& config) {
   return t;
 }
 
+WeightTable ExaoneTable() {
+  return {.outside = "transformer.",
+          .layers = "transformer.h.",
+          .embedding = "wte",
+          .final_norm = "ln_f",
+          .attn_norm = "ln_1",
+          .ffn_norm = "ln_2",
+          .q = "attn.attention.q_proj",
+          .k = "attn.attention.k_proj",
+          .v = "attn.attention.v_proj",
+          .o = "attn.attention.out_proj",
+          .gate = "mlp.c_fc_0",
+          .up = "mlp.c_fc_1",
+          .down = "mlp.c_proj"};
+}
+
+WeightTable QwenTable() {
+  return {.outside = "transformer.",
+          .layers = "transformer.h.",
+          .embedding = "wte",
+          .final_norm = "ln_f",
+          .attn_norm = "ln_1",
+          .ffn_norm = "ln_2",
+          .qkv = "attn.c_attn",
+          .o = "attn.c_proj",
+          .gate = "mlp.w2",
+          .up = "mlp.w1",
+          .down = "mlp.c_proj"};
+}
+
 WeightTable FalconTable(const ModelConfig& config) {
   const bool has_two_norms = HasTwoParallelNorms(config);
   return {.outside = "transformer.",
@@ -348,6 +378,10 @@ WeightTable TableOf(const ModelConfig& config, const TensorSource& source) {
       return InternLm2Table();
     case WeightLayout::kApertus:
       return ApertusTable(config);
+    case WeightLayout::kExaone:
+      return ExaoneTable();
+    case WeightLayout::kQwen:
+      return QwenTable();
     case WeightLayout::kGguf:
       break;
   }

@@ -253,11 +253,12 @@ Status ModelWeights::LoadXielu(int layer_idx) {
 StatusOr<NormWeights> ModelWeights::ReadNorm(const std::string& tensor, int64_t n_dims,
                                              NormKind kind, float scale) {
   NormWeights norm;
-  KVL_ASSIGN_OR_RETURN(std::vector<float> weight, reader_.Vector(tensor + ".weight", n_dims));
-  for (float& w : weight) {
-    w += names_.norm_offset();
-    w *= scale;
+  std::vector<float> weight(n_dims, 1);
+  if (config_.norms.has_weights) {
+    KVL_ASSIGN_OR_RETURN(weight, reader_.Vector(tensor + ".weight", n_dims));
+    for (float& w : weight) w += names_.norm_offset();
   }
+  for (float& w : weight) w *= scale;
   KVL_ASSIGN_OR_RETURN(norm.weight, Upload(std::move(weight)));
   if (kind == NormKind::kLayer) {
     KVL_ASSIGN_OR_RETURN(std::vector<float> bias, reader_.Vector(tensor + ".bias", n_dims));

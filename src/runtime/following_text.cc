@@ -2,7 +2,8 @@
 
 namespace kvlathe {
 
-StatusOr<std::vector<int32_t>> TokenizeFollowing(const Tokenizer& tokenizer, std::string_view prompt) {
+StatusOr<std::vector<int32_t>> TokenizeFollowing(const Tokenizer& tokenizer,
+                                                 std::string_view prompt) {
   const auto bytes_of = [&](const std::vector<int32_t>& ids) {
     std::string bytes;
     for (const int32_t id : ids) bytes += tokenizer.TokenBytes(id, /*keep_special=*/true);

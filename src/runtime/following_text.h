@@ -11,6 +11,7 @@ namespace kvlathe {
 
 // Ids of a prompt that follows other text, without BOS. A tokenizer that puts a space in front of
 // every text does so here as well; a prompt that begins with a space has it already.
-StatusOr<std::vector<int32_t>> TokenizeFollowing(const Tokenizer& tokenizer, std::string_view prompt);
+StatusOr<std::vector<int32_t>> TokenizeFollowing(const Tokenizer& tokenizer,
+                                                 std::string_view prompt);
 
 }  // namespace kvlathe

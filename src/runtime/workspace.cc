@@ -266,9 +266,8 @@ StatusOr<std::vector<int32_t>> Workspace::TokenizeFile(const std::string& path) 
 }
 
 StatusOr<std::vector<int32_t>> Workspace::TokenizeText(std::string_view text) const {
-  KVL_ASSIGN_OR_RETURN(
-      std::vector<int32_t> ids,
-      tokenizer_->TryTokenize(text, /*add_bos=*/false, /*parse_special=*/false));
+  KVL_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                       tokenizer_->TryTokenize(text, /*add_bos=*/false, /*parse_special=*/false));
   for (int32_t id : ids) {
     if (id >= config_.vocab_size) {
       return Error(

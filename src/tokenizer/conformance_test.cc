@@ -2,6 +2,7 @@
 // repository does not hold.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <sstream>
 
@@ -109,6 +110,34 @@ TEST(SharedTokenizerTest, EveryTokenizerLoads) {
     ++n_loaded;
   }
   EXPECT_GE(n_loaded, 8);
+}
+
+// Vocabularies that Python packages bring along; tests/golden/make_ids.py writes the folder.
+TEST(PackagedTokenizerTest, IdsEqualThoseOfTheAuthorsPackages) {
+  const std::string root = std::string(KVLATHE_SOURCE_DIR) + "/../data/tokenizers";
+  if (!DirectoryExists(root)) GTEST_SKIP() << "no " << root;
+  for (const auto& entry : std::filesystem::directory_iterator(root)) {
+    const std::string directory = entry.path().string();
+    SCOPED_TRACE(entry.path().filename().string());
+    const auto golden = ReadJsonFile(directory + "/ids.json");
+    ASSERT_TRUE(golden.ok()) << golden.status();
+    const std::string gguf = directory + "/model.gguf";
+    const auto tokenizer = Tokenizer::Load(FileExists(gguf) ? gguf : directory,
+                                           {.pre = (*golden)["pre"].get<std::string>()});
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    int n_different = 0;
+    for (size_t i = 0; i < (*golden)["texts"].size(); ++i) {
+      const auto text = (*golden)["texts"][i].get<std::string>();
+      const auto expected = (*golden)["ids"][i].get<std::vector<int32_t>>();
+      const auto ids = (*tokenizer)->TryTokenize(text, /*add_bos=*/false, (*golden)["special"]);
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      if (*ids == expected) continue;
+      const auto differ = std::ranges::mismatch(*ids, expected);
+      ADD_FAILURE() << "text " << i << " from token " << differ.in1 - ids->begin() << ": \""
+                    << text.substr(0, 200) << "\"";
+      if (++n_different == 5) break;
+    }
+  }
 }
 
 }  // namespace

@@ -70,7 +70,6 @@ TEST(HostileFilesTest, UnsupportedConstructsAreNamed) {
     ExpectRefused(LoadChanged(pointer, value), StatusCode::kUnimplemented, name);
   };
   expect_named("/model/type", "Unigram", "Unigram");
-  expect_named("/model/end_of_word_suffix", "</w>", "end_of_word_suffix");
   expect_named("/model/dropout", 0.1, "dropout");
   expect_named("/normalizer", {{"type", "BertNormalizer"}}, "BertNormalizer");
   expect_named("/pre_tokenizer", {{"type", "UnicodeScripts"}}, "UnicodeScripts");
@@ -81,6 +80,39 @@ TEST(HostileFilesTest, UnsupportedConstructsAreNamed) {
 TEST(HostileFilesTest, BadRegularExpressionsAreDataLoss) {
   const json split = {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}};
   ExpectRefused(LoadChanged("/pre_tokenizer", split), StatusCode::kDataLoss, "(a");
+  const json replace = {{"type", "Replace"}, {"pattern", {{"Regex", "[a"}}}, {"content", ""}};
+  ExpectRefused(LoadChanged("/normalizer", replace), StatusCode::kDataLoss, "[a");
+}
+
+TEST(HostileFilesTest, ExpressionsThatExplodeAreErrorsOfTheText) {
+  ScratchFolder folder;
+  const json pattern = {{"Regex", "(a+)+$"}};
+  const std::pair<const char*, json> cases[] = {
+      {"normalizer", {{"type", "Replace"}, {"pattern", pattern}, {"content", "b"}}},
+      {"pre_tokenizer",
+       {{"type", "Sequence"},
+        {"pretokenizers",
+         {{{"type", "Split"}, {"pattern", pattern}, {"behavior", "MergedWithNext"}},
+          {{"type", "ByteLevel"}, {"add_prefix_space", false}}}}}}};
+  for (const auto& [section, value] : cases) {
+    json file = ByteLevelSample();
+    file[section] = value;
+    ASSERT_TRUE(WriteFileAtomically(folder / "tokenizer.json", file.dump()).ok());
+    const auto tokenizer = Tokenizer::Load(folder.path());
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    const std::string text = "the lathe " + std::string(100, 'a') + "b";
+    ExpectRefused((*tokenizer)->TryTokenize(text, false).status(), StatusCode::kInvalidArgument,
+                  "\"(a+)+$\" gives up at byte");
+    EXPECT_TRUE((*tokenizer)->TryTokenize("the lathe", false).ok());
+  }
+}
+
+TEST(HostileFilesTest, SequencesInSequencesHaveAnEnd) {
+  json nested = {{"type", "Digits"}};
+  for (int i = 0; i < 100; ++i) {
+    nested = {{"type", "Sequence"}, {"pretokenizers", json::array({nested})}};
+  }
+  ExpectRefused(LoadChanged("/pre_tokenizer", nested), StatusCode::kUnimplemented, "Sequence");
 }
 
 TEST(HostileFilesTest, TooManyPreTokenizersAreRefused) {
@@ -100,6 +132,7 @@ TEST(HostileFilesTest, StepsThatGrowATextWithoutBoundAreRefused) {
       {"/normalizer", Replace("a", letters)},
       {"/normalizer", {{"type", "Prepend"}, {"prepend", letters}}},
       {"/normalizer", {{"type", "Sequence"}, {"normalizers", json(20, Replace("a", "aa"))}}},
+      {"/normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", letters}}},
       {"/pre_tokenizer", metaspace},
       {"/decoder", Replace("a", letters)},
       {"/decoder", {{"type", "Sequence"}, {"decoders", json(20, Replace("a", "aa"))}}}};

@@ -27,7 +27,7 @@ std::string BytesOf(const DecoderSpec& decoder, std::string_view text) {
 
 // Whether all text is in some token, but for bytes that have none.
 bool KeepsText(const TokenizerParts& parts) {
-  if (parts.pre_tokenizer.drops_text()) return false;
+  if (parts.pre_tokenizer.drops_text() || parts.bpe.has_affixes()) return false;
   return parts.byte_level || parts.bpe.byte_fallback ||
          (parts.bpe.unk_id.has_value() && !parts.bpe.fuse_unk);
 }
@@ -51,7 +51,10 @@ std::optional<char> ByteOfToken(std::string_view text) {
 
 TextTokenizer::TextTokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
   if (KeepsText(parts_)) BoundTokenBytes();
-  if (parts_.byte_level) {
+  if (parts_.bpe.has_affixes()) {
+    model_ =
+        std::make_unique<AffixBpe>(std::move(parts_.bpe), parts_.byte_level, &parts_.vocabulary);
+  } else if (parts_.byte_level) {
     model_ = std::make_unique<ByteBpe>(std::move(parts_.bpe), &parts_.vocabulary);
   } else {
     model_ = std::make_unique<CharBpe>(std::move(parts_.bpe), &parts_.vocabulary);
@@ -184,6 +187,7 @@ std::string TextTokenizer::Detokenize(std::span<const int32_t> ids, bool keep_sp
     text += bytes_of_id_[id];
   }
   if (parts_.decoder.strips_leading_space && text.starts_with(' ')) text.erase(0, 1);
+  if (parts_.decoder.strips_trailing_space && text.ends_with(' ')) text.pop_back();
   return text;
 }
 

@@ -23,6 +23,7 @@ struct DecoderSpec {
   bool byte_fallback = false;  // <0xNN> is a byte
   std::vector<ReplaceStep> replacements;
   bool strips_leading_space = false;  // of the whole text
+  bool strips_trailing_space = false;
 };
 
 // Everything a TextTokenizer is made of; filled by the loaders.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -60,6 +61,10 @@ struct BpeSpec {
   bool byte_fallback = false;     // characters without a token become their bytes' <0xNN> tokens
   bool fuse_unk = false;          // unknown characters in a row are one unknown token
   std::optional<int32_t> unk_id;  // without it, unknown text has no tokens
+  std::string subword_prefix;     // of every character of a piece but the first: "##"
+  std::string word_suffix;        // of a piece's last character: "</w>"
+
+  bool has_affixes() const { return !subword_prefix.empty() || !word_suffix.empty(); }
 };
 
 class WordModel {
@@ -114,6 +119,25 @@ class CharBpe : public WordModel {
   // Pairs of characters that stand side by side in some token.
   std::array<std::array<bool, kTableSize>, kTableSize> joined_table_{};
   absl::flat_hash_set<uint64_t> joined_;
+};
+
+// Symbols are characters, written with a prefix inside a word or a suffix at its end; characters
+// are letters of byte_alphabet.h where the model is byte-level. The vocabulary must outlive the
+// model.
+class AffixBpe : public WordModel {
+ public:
+  AffixBpe(BpeSpec spec, bool byte_level, const Vocabulary* vocabulary)
+      : spec_(std::move(spec)), byte_level_(byte_level), vocabulary_(vocabulary) {}
+  void AppendTokens(std::string_view piece, TokenizeScratch* scratch,
+                    std::vector<int32_t>* ids) const override;
+
+ private:
+  void AppendSymbols(std::string_view word, std::vector<int32_t>* symbols) const;
+  bool AppendBytes(std::string_view symbol, std::vector<int32_t>* symbols) const;
+
+  BpeSpec spec_;
+  bool byte_level_;
+  const Vocabulary* vocabulary_;
 };
 
 }  // namespace kvlathe

@@ -24,10 +24,11 @@ using testing::RandomModelShape;
 constexpr int kTokens = 300, kPrompt = 220;
 constexpr double kRounding = 2e-5;
 
-// With biases of this deviation; 0: without.
+// With biases of this deviation.
 RandomModelShape WithSinkLogits(double bias_deviation) {
   RandomModelShape shape = {.model_type = "gpt_oss", .head_dim = 32};
-  shape.attention_bias = bias_deviation > 0;
+  shape.whole_every = 1;
+  shape.attention_bias = true;
   shape.bias_deviation = bias_deviation;
   shape.features.n_experts = 4;
   shape.features.n_used_experts = 2;
@@ -150,9 +151,10 @@ TEST_F(RowCodecTest, ComputesWhatTheModelDoes) {
         RandomModelShape{
             .model_type = "mistral", .n_heads = 4, .n_kv_heads = 4, .head_dim = 32, .window = 100},
         RandomModelShape{.model_type = "gpt2", .n_heads = 4, .n_kv_heads = 4, .head_dim = 32},
-        WithSinkLogits(0)}) {
+        WithSinkLogits(0.5)}) {
     SCOPED_TRACE(shape.model_type);
     Load(shape);
+    if (shape.attention_bias) weights_.key_biases = KeyBiases();
     for (const char* spec :
          {"none", "kivi(bits=4,run=64)", "kcvt(bits=2,run=128)", "kivi(bits=2,group=32)+sparse",
           "token(bits=4,group=16)+lowrank", "mxfp4", "h2o(keep=0.4)", "snapkv(budget=100)",

@@ -66,6 +66,8 @@ WITHOUT_LOGITS = {
 
 # Families whose converter wants fields of config.json that transformers 5 renames when it reads them.
 AS_WRITTEN = ("gpt_neox", "gpt_neox_sequential", "cohere2")
+# Or one more, by another name than transformers reads it.
+ONE_MORE = {"exaone": {"activation_function": "silu"}, "qwen": {"rms_norm_eps": 3e-5}}
 
 
 F32, BF16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.BF16
@@ -94,6 +96,8 @@ def convert(name, path, file_type):
     hparams = None
     if name in AS_WRITTEN:
         hparams = json.loads((folder / "config.json").read_text())
+    if name in ONE_MORE:
+        hparams = ModelBase.load_hparams(folder, False) | ONE_MORE[name]
     family = get_model_class(get_model_architecture(hparams or ModelBase.load_hparams(folder, False),
                                                     ModelType.TEXT))
     if name == "stablelm_parallel":

@@ -19,11 +19,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from families import dense, experts, first, rope
+from families import dense, experts, first, relatives, rope
 from families.model import N_TOKENS, VOCAB
 
 HERE = pathlib.Path(__file__).parent
-MODELS = first.MODELS | dense.MODELS | rope.MODELS | experts.MODELS
+MODELS = first.MODELS | dense.MODELS | rope.MODELS | experts.MODELS | relatives.MODELS
 # Choices of experts that are closer than this could be others in another order of sums.
 LEAST_GAP = 1e-3
 

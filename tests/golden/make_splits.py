@@ -219,6 +219,48 @@ NORMALIZED_TEXTS = [
 ]
 
 
+# BPE with affixes, and texts.
+AFFIX_WORDS = ["l o", "lo w", "e r</w>", "lo w</w>", "n e", "ne w", "i d", "w i", "wi d", "e s", "es t</w>", "d e"]
+AFFIX_TEXTS = ["low lower newest widest", "l", "", "low", "xlow lowx \u00e9 low", "x\u00e9 \u00e9 lowlow", "new\u00e9est"]
+
+
+def affix_model(letters, unk, **settings):
+    """Merges of letters with what the settings add to them."""
+    prefix, suffix = settings.get("continuing_subword_prefix") or "", settings.get("end_of_word_suffix") or ""
+    vocab = {unk: 0}
+    for letter in letters:
+        for text in (letter, prefix + letter, letter + suffix, prefix + letter + suffix):
+            vocab.setdefault(text, len(vocab))
+    merges = []
+    for left, right in (pair.replace("</w>", suffix).split() for pair in AFFIX_WORDS):
+        for first, second in ((left, prefix + right), (prefix + left, prefix + right)):
+            merged = first + second[len(prefix):]
+            if first in vocab and second in vocab and [first, second] not in merges:
+                merges.append([first, second])
+                vocab.setdefault(merged, len(vocab))
+    return {"type": "BPE", "vocab": vocab, "merges": merges, "unk_token": unk, "dropout": None, "fuse_unk": False,
+            "byte_fallback": False, "ignore_merges": False, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None} | settings
+
+
+AFFIXES = [
+    {"model": affix_model("lowernidst", "<unk>", end_of_word_suffix="</w>"), "pre_tokenizer": {"type": "WhitespaceSplit"},
+     "decoder": {"type": "BPEDecoder", "suffix": "</w>"}},
+    {"model": affix_model("lowernidst", "<unk>", continuing_subword_prefix="##"), "pre_tokenizer": {"type": "WhitespaceSplit"}},
+    {"model": affix_model("lowernidst", "<unk>", continuing_subword_prefix="##", end_of_word_suffix="</w>", fuse_unk=True),
+     "pre_tokenizer": {"type": "WhitespaceSplit"}},
+    {"model": affix_model("lowernidst\u0120", "<unk>", end_of_word_suffix="</w>", ignore_merges=True),
+     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}},
+]
+
+
+def affix_case(sections):
+    tokenizer = whole(**sections)
+    ids = [tokenizer.encode(text).ids for text in AFFIX_TEXTS]
+    decoded = [tokenizer.decode(one) for one in ids] if "decoder" in sections else None
+    return {"tokenizer": sections, "ids": ids, "decoded": decoded}
+
+
 def whole(**sections):
     return Tokenizer.from_str(json.dumps(
         {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None,
@@ -263,6 +305,8 @@ def main():
         "normalized_texts": NORMALIZED_TEXTS,
         "normalizers": [{"normalizer": one, "texts": [whole(normalizer=one).normalizer.normalize_str(text)
                                                      for text in NORMALIZED_TEXTS]} for one in NORMALIZERS],
+        "affix_texts": AFFIX_TEXTS,
+        "affixes": [affix_case(sections) for sections in AFFIXES],
     }
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text("{" + ",\n".join(json.dumps(key) + ": " + row(value) for key, value in made.items()) + "}\n")

@@ -7,6 +7,7 @@
 #include <cctype>
 #include <csignal>
 
+#include "base/near_words.h"
 #include "kvlathe/manual/command_words.h"
 #include "kvlathe/manual/completions.h"
 #include "kvlathe/options.h"

@@ -13,9 +13,13 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kTokenizerFiles[] = {
-    "tokenizer.json",          "tokenizer.model", "tokenizer_config.json",
-    "special_tokens_map.json", "vocab.json",      "merges.txt"};
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
+                                           "tokenizer.model",
+                                           "tokenizer_config.json",
+                                           "special_tokens_map.json",
+                                           "vocab.json",
+                                           "merges.txt",
+                                           "tekken.json"};
 
 StatusOr<CorpusInfo> ReadInfo(const std::string& path) {
   KVL_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));

@@ -243,7 +243,8 @@ void CudaAttention::AddJob(const HeadJob& job, Plans* plans) {
                          .n_sinks = job.sinks.n,
                          .first_sinks_visible = job.sinks.first_visible,
                          .sink_window = job.sinks.window,
-                         .sink_logits = memory_.As<const float>(job.sink_logits)});
+                         .sink_logits = memory_.As<const float>(job.sink_logits),
+                         .lost_keys = memory_.As<const float>(job.lost_keys)});
 }
 
 void CudaAttention::AddItems(const AttentionPlan& plan, std::span<const HeadJob> jobs,
@@ -326,7 +327,6 @@ void CudaAttention::AddVotes(std::span<const HeadJob> jobs, const ScoreRule& rul
         .first_visible = job.first_visible + job.first_scored,
         .n_entries = job.n_entries,
         .sm_scale = rule.scale,
-        .score_cap = rule.cap,
         .row_max = at.row_max + first_row,
         .row_sum = at.row_sum + first_row,
         .has_noise = job.noise != nullptr,

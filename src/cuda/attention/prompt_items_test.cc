@@ -44,7 +44,8 @@ struct JobCase {
   int n_slices = 1;              // that share latents: 1 or both heads
   int first_scored = -1;         // token, if any votes
   bool has_noise = false;
-  bool has_sink_logits = false;
+  bool has_sink_logits = false, loses_keys = false;
+  float score_cap = 0;
 };
 
 using PromptItemsTest = ::testing::TestWithParam<JobCase>;
@@ -170,6 +171,12 @@ class JobsOnDevice {
       std::vector<float> logits(c_.gqa_group);
       for (float& logit : logits) logit = static_cast<float>(3 * random.Normal());
       job.sink_logits = Placed(logits);
+    }
+    if (c_.loses_keys) {
+      Random random(seed + 8);
+      std::vector<float> lost(sink_dim_);
+      for (float& x : lost) x = static_cast<float>(0.5 * random.Normal());
+      job.lost_keys = Placed(lost);
     }
     job.out_type = c_.out_type;
     job.out_head_stride = c_.out_head_stride;
@@ -394,7 +401,7 @@ CpuResult OnCpu(const JobCase& c, const ScoreRule& rule) {
 
 TEST_P(PromptItemsTest, IsTheAttentionOfTheCpu) {
   const JobCase& c = GetParam();
-  const ScoreRule rule = {.scale = 0.125f};
+  const ScoreRule rule = {.scale = 0.125f, .cap = c.score_cap};
   const CpuResult of_cpu = OnCpu(c, rule);
   const std::vector<float>& want = of_cpu.outputs;
   const std::unique_ptr<CudaStream> stream = CudaStream::Create().value();
@@ -468,6 +475,27 @@ INSTANTIATE_TEST_SUITE_P(
                 .has_noise = true},
         JobCase{.name = "Latents", .n_sinks = 4, .has_latents = true},
         JobCase{.name = "SinkLogits", .n_sinks = 4, .n_sealed = 5, .has_sink_logits = true},
+        JobCase{.name = "LogitsOfKeysLessMean", .has_sink_logits = true, .loses_keys = true},
+        JobCase{.name = "Caps",
+                .n_sinks = 4,
+                .n_sealed = 5,
+                .first_scored = 33,
+                .has_sink_logits = true,
+                .loses_keys = true,
+                .score_cap = 1.5f},
+        JobCase{.name = "CapsOfFrames",
+                .n_sinks = 4,
+                .has_frames = true,
+                .n_pairs = 8,
+                .score_cap = 1.5f},
+        JobCase{.name = "CapsOfKeysLessMean",
+                .n_tokens = 1,
+                .gqa_group = 2,
+                .n_pairs = 16,
+                .n_joined = 2,
+                .has_sink_logits = true,
+                .loses_keys = true,
+                .score_cap = 1.5f},
         JobCase{.name = "SinkLogitsOfJoinedHeads",
                 .gqa_group = 4,
                 .n_entries = 420,

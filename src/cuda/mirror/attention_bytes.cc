@@ -102,7 +102,6 @@ void ListJob(const HeadJob& job, VerbBytes* bytes) {
   if (job.latents.slices.empty()) {
     bytes->Reads(job.sinks.v, n_sinks * job.shape.sink_value_width() * element);
   }
-  bytes->Reads(job.sink_logits, job.gqa_group * kFloat);
   if (job.merged.n_closed != nullptr) {
     bytes->ReadsRows(job.merged.k, {job.n_tokens, job.merged.k_stride, job.shape.rank_k, element});
     bytes->ReadsRows(job.merged.v, {job.n_tokens, job.merged.v_stride, job.shape.rank_v, element});

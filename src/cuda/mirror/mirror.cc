@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/mirror/list_bytes.h"
+#include "cuda/rows/first_experts.h"
 
 namespace kvlathe {
 
@@ -78,13 +79,7 @@ RoutedRows Mirror::Route(const RoutePlan& plan) {
   RoutedRows routed;
   const bool has_run = Run("Route", plan, [&] { routed = parts_.verbs->Route(plan); });
   if (has_run) return routed;
-  // The first experts, so that plans stay possible until Finish tells of the failure.
-  for (int64_t i = 0; i < plan.n_rows * plan.rule.n_used; ++i) {
-    routed.experts.push_back(static_cast<int32_t>(i % plan.rule.n_used));
-  }
-  routed.weights.resize(routed.experts.size());
-  if (plan.has_gate_row) routed.gates.resize(plan.n_rows);
-  return routed;
+  return ToFirstExperts(plan);
 }
 
 void Mirror::GatherRows(const GatherRowsPlan& plan) {

@@ -155,6 +155,34 @@ void RowVerbs::MultiplyHeads(std::span<const PlacedProduct> products) {
   cuda::MultiplyRows(stream_.get(), {.type = first.type, .y_type = first.y_type}, together);
 }
 
+// Experts of few rows read their weights as they are, all in one launch.
+void RowVerbs::ProjectExperts(const ExpertProductsPlan& plan) {
+  std::vector<cuda::RowProduct> together;
+  WeightType type = WeightType::kF32;  // of these
+  for (const ExpertProductsPlan::Item& item : plan.items) {
+    const PlacedProduct p =
+        Resolve({.w = item.w,
+                 .n_rows = item.n_rows,
+                 .x = plan.x + item.first_x * plan.n_in * SizeOf(plan.x_type),
+                 .x_stride = plan.n_in,
+                 .x_type = plan.x_type,
+                 .bias = item.bias,
+                 .y = plan.y + item.first_y * plan.n_out * int64_t{sizeof(float)},
+                 .y_stride = plan.n_out});
+    const bool has_kernel =
+        p.x_type == RowsOf(p.type) && (!HasBlocks(p.type) || cuda::InQuads(p.ToRowProduct()));
+    const int64_t most = HasBlocks(p.type) ? kFewRows : kFewRowsOfHeads;
+    const bool is_alike = together.empty() || p.type == type;
+    if (!has_kernel || !is_alike || (p.n_rows > most && !deterministic_)) {
+      Multiply(p);
+      continue;
+    }
+    type = p.type;
+    together.push_back(p.ToRowProduct());
+  }
+  cuda::MultiplyRows(stream_.get(), {.type = type}, together);
+}
+
 void RowVerbs::ProjectHeads(const HeadProductsPlan& plan) {
   std::vector<PlacedProduct> products;
   for (const HeadProductsPlan::Head& head : plan.heads) {

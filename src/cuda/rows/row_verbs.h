@@ -11,6 +11,7 @@
 #include "cuda/residents/cuda_residents.h"
 #include "cuda/rows/cublaslt_product.h"
 #include "cuda/rows/placed_product.h"
+#include "machine/expert_plans.h"
 #include "machine/machine_buffer.h"
 #include "machine/plans.h"
 
@@ -37,6 +38,12 @@ class RowVerbs {
   void Normalise(std::span<const NormPlan> plans);
   void Gate(const GatePlan& plan);
   void Cap(const CapPlan& plan);
+  // Routers of very many experts go by the mirror.
+  static bool Takes(const RoutePlan& plan);
+  RoutedRows Route(const RoutePlan& plan);
+  void GatherRows(const GatherRowsPlan& plan);
+  void ProjectExperts(const ExpertProductsPlan& plan);
+  void AddWeighted(const WeightedRowsPlan& plan);
   void RotateAndMap(const RotatePlan& plan);
 
  private:
@@ -49,6 +56,7 @@ class RowVerbs {
   void MultiplyHeads(std::span<const PlacedProduct> products);
   // False where the device has no memory, which the stream notes.
   bool Hold(MachineBuffer* buffer, int64_t n_bytes, const char* what);
+  void FindLogits(const RoutePlan& plan, float* logits);
   const float* SendTableRows(const EmbedPlan& plan, const HostTable& table, bool of_positions);
   void TurnRows(const RotatePlan& plan);
   void MapRows(const RotatePlan& plan);
@@ -63,6 +71,7 @@ class RowVerbs {
   MachineBuffer wide_;                      // weights out of blocks
   MachineBuffer sums_;                      // F32 products that are rounded once
   MachineBuffer channel_;
+  MachineBuffer routed_;  // logits of routers, and what is chosen by them
 };
 
 }  // namespace kvlathe

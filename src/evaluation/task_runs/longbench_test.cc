@@ -79,8 +79,8 @@ TEST_F(LongBenchTest, RefusesWhatIsNoSetAndSaysWhere) {
 // A word is a token, however many spaces stand before it; with a BOS.
 class WordTokenizer : public Tokenizer {
  public:
-  std::vector<int32_t> TokenizeMarked(std::string_view text, bool add_bos,
-                                      std::span<const TextRange>) const override {
+  StatusOr<std::vector<int32_t>> TryTokenizeMarked(std::string_view text, bool add_bos,
+                                                   std::span<const TextRange>) const override {
     std::vector<int32_t> ids;
     if (add_bos) ids.push_back(0);
     for (size_t i = 0; i < text.size();) {

@@ -39,9 +39,8 @@ class ExamplePreparer {
 
  private:
   StatusOr<std::vector<int32_t>> Tokenize(const std::string& text) const {
-    KVL_ASSIGN_OR_RETURN(
-        std::vector<int32_t> ids,
-        tokenizer_.TryTokenize(text, /*add_bos=*/true, /*parse_special=*/false));
+    KVL_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                         tokenizer_.TryTokenize(text, /*add_bos=*/true, /*parse_special=*/false));
     for (const int32_t id : ids) {
       if (id < 0 || id >= vocab_size_) {
         return Error(StatusCode::kDataLoss,

@@ -26,8 +26,8 @@ class LetterTokenizer : public Tokenizer {
   static constexpr int32_t kBos = 0, kEos = 1, kPair = 2, kNewline = 3, kFirst = 4;
   static constexpr int kVocabulary = kFirst + 95;
 
-  std::vector<int32_t> TokenizeMarked(std::string_view text, bool add_bos,
-                                      std::span<const TextRange>) const override {
+  StatusOr<std::vector<int32_t>> TryTokenizeMarked(std::string_view text, bool add_bos,
+                                                   std::span<const TextRange>) const override {
     std::vector<int32_t> ids;
     if (add_bos) ids.push_back(kBos);
     for (size_t i = 0; i < text.size(); ++i) {

@@ -64,6 +64,14 @@ constexpr std::array kFamilies = {
     Family{"phimoe", ReadPhiMoe},
     Family{"bailing_moe", ReadBailingMoe},
     Family{"bailing_moe_v2", ReadBailingMoe},
+    Family{"jais2", ReadJais2},
+    Family{"olmo", ReadOlmo},
+    Family{"orion", ReadOrion},
+    Family{"exaone", ReadExaone},
+    Family{"internlm3", ReadInternLm3},
+    Family{"xverse", ReadLlama},
+    Family{"qwen", ReadQwen},
+    Family{"minicpm", ReadMiniCpm},
 };
 
 // Whether experts are stored as gpt-oss has them published, in blocks of four bits.

@@ -215,7 +215,8 @@ double AttentionKind::GrowthAt(int position) const {
 }
 
 bool AttentionLayers::HasWindow() const {
-  return std::ranges::any_of(kinds, [](const AttentionKind& kind) { return kind.window > 0; });
+  if (kind_of_layer.empty()) return kinds[0].window > 0;
+  return std::ranges::any_of(kind_of_layer, [&](int kind) { return kinds[kind].window > 0; });
 }
 
 std::vector<int> AttentionLayers::Windows(int n_layers) const {

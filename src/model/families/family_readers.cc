@@ -53,7 +53,7 @@ Status ReadWindow(const ConfigFields& fields, ModelConfig* c) {
 }
 
 Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefaults& defaults) {
-  KVL_RETURN_IF_ERROR(ReadSizes(fields, {}, c));
+  KVL_RETURN_IF_ERROR(ReadSizes(fields, defaults.names, c));
   const auto size_or = [](int of_class, bool is_null, int otherwise) {
     return of_class == 0 || is_null ? otherwise : of_class;
   };
@@ -93,10 +93,10 @@ Status ReadPartialRotary(const ConfigFields& fields, const char* key, double fal
                key, c->rotary_fraction, c->rope_dim());
 }
 
-Status RequireActivation(const ConfigFields& fields, const std::string& name) {
-  KVL_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("hidden_act", name));
+Status RequireActivation(const ConfigFields& fields, const std::string& name, const char* key) {
+  KVL_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr(key, name));
   if (activation == name) return OkStatus();
-  return RefuseActivation(fields, "hidden_act", activation, name.c_str());
+  return RefuseActivation(fields, key, activation, name.c_str());
 }
 
 Status ReadGelu(const ConfigFields& fields, const char* fallback, ModelConfig* c) {
@@ -114,6 +114,11 @@ Status ReadGelu(const ConfigFields& fields, const char* fallback, ModelConfig* c
 Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c, const ShapeDefaults& defaults) {
   KVL_RETURN_IF_ERROR(ReadShapes(fields, c, defaults));
   return RequireActivation(fields, "silu");
+}
+
+void SetMultipliers(double of_embedding, double of_residual, ModelConfig* c) {
+  c->embedding_scale = static_cast<float>(of_embedding / of_residual);
+  c->norms.eps = static_cast<float>(c->norms.eps / (of_residual * of_residual));
 }
 
 Status ReadAttentionBias(const ConfigFields& fields, ModelConfig* c) {

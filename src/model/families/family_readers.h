@@ -42,6 +42,7 @@ struct ShapeDefaults {
   const char* eps_key = "rms_norm_eps";
   double eps = 1e-6;
   bool is_tied = false;
+  SizeNames names = {};
 };
 // What Llama and the families after it share, but for the activation.
 Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefaults& defaults = {});
@@ -49,13 +50,18 @@ Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefault
 // Before ReadRope, with head_dim known.
 Status ReadPartialRotary(const ConfigFields& fields, const char* key, double fallback,
                          ModelConfig* c);
-// hidden_act, which must be `name`; left out it is so.
-Status RequireActivation(const ConfigFields& fields, const std::string& name);
+// hidden_act, or what stands under another key, which must be `name`; left out it is so.
+Status RequireActivation(const ConfigFields& fields, const std::string& name,
+                         const char* key = "hidden_act");
 // hidden_act, one of the names of GELU: exact or its tanh approximation.
 Status ReadGelu(const ConfigFields& fields, const char* fallback, ModelConfig* c);
 // The same with its activation, silu.
 Status ReadLlamaLike(const ConfigFields& fields, ModelConfig* c,
                      const ShapeDefaults& defaults = {});
+// Multiplies embeddings and what blocks put out before it is added. The stream is kept divided by
+// `of_residual`, so that nothing needs to be multiplied: embeddings are divided by it, and the
+// epsilon of norms, which see squares, by its square. Behind ReadShapes.
+void SetMultipliers(double of_embedding, double of_residual, ModelConfig* c);
 // attention_bias, of Q, K, V and O alike.
 Status ReadAttentionBias(const ConfigFields& fields, ModelConfig* c);
 // layer_types, or where there are none every so many layers (sliding_window_pattern): which layers
@@ -98,6 +104,9 @@ Status ReadStableLm(const ConfigFields& fields, ModelConfig* c);
 Status ReadGptNeox(const ConfigFields& fields, ModelConfig* c);
 Status ReadPhi(const ConfigFields& fields, ModelConfig* c);
 Status ReadNemotron(const ConfigFields& fields, ModelConfig* c);
+Status ReadJais2(const ConfigFields& fields, ModelConfig* c);
+Status ReadOlmo(const ConfigFields& fields, ModelConfig* c);
+Status ReadOrion(const ConfigFields& fields, ModelConfig* c);
 
 // Those with RMSNorm, rms_norm_families.cc.
 Status ReadSeedOss(const ConfigFields& fields, ModelConfig* c);
@@ -134,5 +143,10 @@ Status ReadGlm4Moe(const ConfigFields& fields, ModelConfig* c);
 Status ReadErnieMoe(const ConfigFields& fields, ModelConfig* c);
 Status ReadPhiMoe(const ConfigFields& fields, ModelConfig* c);
 Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c);
+// Those that are a Llama with other names, llama_by_other_names.cc.
+Status ReadExaone(const ConfigFields& fields, ModelConfig* c);
+Status ReadInternLm3(const ConfigFields& fields, ModelConfig* c);
+Status ReadQwen(const ConfigFields& fields, ModelConfig* c);
+Status ReadMiniCpm(const ConfigFields& fields, ModelConfig* c);
 
 }  // namespace kvlathe

@@ -60,6 +60,13 @@ constexpr std::array kArchitectures = {
     Architecture{"ernie4_5-moe", gguf::ReadErnieMoe, true},
     Architecture{"phimoe", gguf::ReadPhiMoe},
     Architecture{"bailingmoe2", gguf::ReadBailingMoe2},
+    Architecture{"jais2", gguf::ReadJais2},
+    Architecture{"olmo", gguf::ReadOlmo, true},
+    Architecture{"orion", gguf::ReadOrion},
+    Architecture{"exaone", gguf::ReadExaone},
+    Architecture{"xverse", gguf::ReadXverse, true},
+    Architecture{"qwen", gguf::ReadQwen},
+    Architecture{"minicpm", gguf::ReadMiniCpm, true},
 };
 
 StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {

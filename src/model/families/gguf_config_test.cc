@@ -101,22 +101,36 @@ TEST_F(GgufConfigTest, NumbersThatCannotBeAreRefused) {
               HasSubstr("'num_attention_heads' is 0"));
 }
 
-TEST_F(GgufConfigTest, LayersThatDifferAndExpertsAreRefused) {
+TEST_F(GgufConfigTest, LayersThatDifferAreRefused) {
   GgufTestWriter per_layer = Llama("feed_forward_length");
   per_layer.AddIntegers("llama.feed_forward_length", {96, 128});
   EXPECT_THAT(Refusal(std::move(per_layer), StatusCode::kUnimplemented),
               HasSubstr("differs from layer to layer"));
-  GgufTestWriter experts = Llama();
-  experts.AddInteger("llama.expert_count", 8);
-  EXPECT_THAT(Refusal(std::move(experts), StatusCode::kUnimplemented),
-              HasSubstr("mixtures of experts"));
+}
+
+TEST_F(GgufConfigTest, CountsOfExpertsAreBounded) {
+  const auto refusal = [&](int64_t n_experts, int64_t n_used) {
+    GgufTestWriter writer = Llama();
+    writer.AddInteger("llama.expert_count", n_experts);
+    writer.AddInteger("llama.expert_used_count", n_used);
+    return Refusal(std::move(writer), StatusCode::kDataLoss);
+  };
+  EXPECT_THAT(refusal(65536, 2), HasSubstr("'num_local_experts' is 65536; expected an integer from "
+                                           "1 to 1024"));
+  EXPECT_THAT(refusal(8, 0), HasSubstr("'num_experts_per_tok' is 0; expected an integer from 1 to "
+                                       "8"));
+  EXPECT_THAT(refusal(8, 9), HasSubstr("'num_experts_per_tok' is 9"));
+  GgufTestWriter unsaid = Llama();
+  unsaid.AddInteger("llama.expert_count", 8);
+  EXPECT_THAT(Refusal(std::move(unsaid), StatusCode::kDataLoss),
+              HasSubstr("'llama.expert_used_count' is missing"));
 }
 
 TEST_F(GgufConfigTest, AScalingOfRopeThatIsNotRunIsRefusedByItsName) {
   GgufTestWriter writer = Llama();
-  writer.AddText("llama.rope.scaling.type", "yarn");
+  writer.AddText("llama.rope.scaling.type", "xpos");
   writer.AddFloat("llama.rope.scaling.factor", 4);
-  EXPECT_THAT(Refusal(std::move(writer), StatusCode::kUnimplemented), HasSubstr("'yarn'"));
+  EXPECT_THAT(Refusal(std::move(writer), StatusCode::kUnimplemented), HasSubstr("'xpos'"));
 }
 
 TEST_F(GgufConfigTest, AFactorAloneIsLinear) {

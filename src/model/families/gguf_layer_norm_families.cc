@@ -33,7 +33,10 @@ Status ReadRotaryShare(const Context& c, const char* field) {
 }  // namespace
 
 // Files have no window, whatever the model has; llama.cpp computes it without one.
-Status ReadStarcoder2(const Context& c) { return ReadLayerNormed(c, "starcoder2", "norm_epsilon"); }
+Status ReadStarcoder2(const Context& c) {
+  KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "starcoder2", "norm_epsilon"));
+  return RequireWholeRotary(c);
+}
 
 Status ReadStableLm(const Context& c) {
   KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "stablelm", "layer_norm_eps"));
@@ -57,6 +60,22 @@ Status ReadPhi2(const Context& c) {
 Status ReadNemotron(const Context& c) {
   KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "nemotron", "norm_eps"));
   return ReadRotaryShare(c, "partial_rotary_factor");
+}
+
+Status ReadJais2(const Context& c) {
+  KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "jais2", "layer_norm_eps"));
+  return RequireWholeRotary(c);
+}
+
+Status ReadOlmo(const Context& c) {
+  KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "olmo", "layer_norm_eps"));
+  KVL_RETURN_IF_ERROR(c.keys.CopyNumberIfThere("attention.clamp_kqv", "clip_qkv", c.config));
+  return RequireWholeRotary(c);
+}
+
+Status ReadOrion(const Context& c) {
+  KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "orion", "rms_norm_eps"));
+  return RequireWholeRotary(c);
 }
 
 }  // namespace kvlathe::gguf

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 
 #include "io/gguf/gguf_test_writer.h"
@@ -57,7 +58,8 @@ class GgufNormFamiliesTest : public ::testing::Test {
 TEST_F(GgufNormFamiliesTest, WithoutKeysLlamaCppsDefaultsHold) {
   for (const char* architecture :
        {"starcoder2", "stablelm", "gptneox", "phi2", "nemotron", "seed_oss", "hunyuan-dense",
-        "ernie4_5", "internlm2", "arcee", "apertus"}) {
+        "ernie4_5", "internlm2", "arcee", "apertus", "jais2", "olmo", "orion", "exaone", "xverse",
+        "qwen", "minicpm"}) {
     const auto c = Read(architecture, std::string(architecture) == "apertus" ? AddXielu : Change());
     ASSERT_TRUE(c.ok()) << c.status();
     EXPECT_EQ(c->n_kv_heads, 4) << architecture;
@@ -74,13 +76,51 @@ TEST_F(GgufNormFamiliesTest, WithoutKeysLlamaCppsDefaultsHold) {
 }
 
 TEST_F(GgufNormFamiliesTest, RowsOfSomeAreStoredAsNeighbours) {
-  for (const char* architecture : {"ernie4_5", "internlm2", "arcee"}) {
+  for (const char* architecture : {"ernie4_5", "internlm2", "arcee", "olmo", "xverse", "minicpm"}) {
     EXPECT_TRUE(Read(architecture)->has_neighbour_pairs) << architecture;
   }
   for (const char* architecture :
-       {"starcoder2", "stablelm", "gptneox", "phi2", "nemotron", "seed_oss", "hunyuan-dense"}) {
+       {"starcoder2", "stablelm", "gptneox", "phi2", "nemotron", "seed_oss", "hunyuan-dense",
+        "jais2", "orion", "exaone", "qwen"}) {
     EXPECT_FALSE(Read(architecture)->has_neighbour_pairs) << architecture;
   }
+}
+
+TEST_F(GgufNormFamiliesTest, APartOfAHeadRotatesWhereLlamaCppRunsItAlone) {
+  for (const char* architecture :
+       {"starcoder2", "seed_oss", "hunyuan-dense", "ernie4_5", "internlm2", "arcee", "apertus",
+        "jais2", "olmo", "orion", "exaone", "xverse", "qwen", "minicpm"}) {
+    const std::string key = std::string(architecture) + ".rope.dimension_count";
+    const Status status =
+        Read(architecture, [&](GgufTestWriter* writer) { writer->AddInteger(key, 32); }).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << architecture;
+    EXPECT_THAT(MessageOf(status), HasSubstr("'" + key + "' is 32")) << architecture;
+  }
+}
+
+TEST_F(GgufNormFamiliesTest, MultipliersOfMiniCpmAreThoseOf2BWhereTheFileHasNone) {
+  auto c = Read("minicpm");
+  ASSERT_TRUE(c.ok()) << c.status();
+  const double residual = 1.4 / std::sqrt(2.0);
+  EXPECT_FLOAT_EQ(c->embedding_scale, static_cast<float>(12 / residual));
+  EXPECT_FLOAT_EQ(c->logit_scale, 1);  // 256 channels
+  EXPECT_FLOAT_EQ(c->score_scale, 0.125f);
+  c = Read("minicpm", [](GgufTestWriter* writer) {
+    writer->AddFloat("minicpm.embedding_scale", 6);
+    writer->AddFloat("minicpm.residual_scale", 0.5);
+    writer->AddFloat("minicpm.logit_scale", 4);
+  });
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_FLOAT_EQ(c->embedding_scale, 12);
+  EXPECT_FLOAT_EQ(c->logit_scale, 0.25f);
+}
+
+TEST_F(GgufNormFamiliesTest, ClippedQueriesOfOlmoAreRefused) {
+  const Status status = Read("olmo", [](GgufTestWriter* writer) {
+                          writer->AddFloat("olmo.attention.clamp_kqv", 8);
+                        }).status();
+  EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(MessageOf(status), HasSubstr("'clip_qkv' is 8"));
 }
 
 TEST_F(GgufNormFamiliesTest, KeysOfLayerNormAndOfTheShareThatRotates) {

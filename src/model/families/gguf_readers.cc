@@ -139,6 +139,16 @@ Status ReadRotaryFraction(const Context& c) {
   return OkStatus();
 }
 
+Status RequireWholeRotary(const Context& c) {
+  const int64_t head_dim = HeadDim(*c.config);
+  const std::string key = c.keys.Name("rope.dimension_count");
+  KVL_ASSIGN_OR_RETURN(const int64_t n_rotating, c.file.IntegerOr(key, head_dim, 0, kMaxSize));
+  if (n_rotating == head_dim) return OkStatus();
+  return Error(StatusCode::kUnimplemented,
+               "{}: '{}' is {}: of this architecture all {} channels of a head rotate",
+               c.file.path(), key, n_rotating, head_dim);
+}
+
 Status ReadWindow(const Context& c) {
   KVL_ASSIGN_OR_RETURN(const int64_t window,
                        c.file.IntegerOr(c.keys.Name("attention.sliding_window"), 0, 0, kMaxSize));

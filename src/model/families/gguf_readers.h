@@ -77,6 +77,8 @@ Status ReadLlamaLike(const Context& c);
 int64_t HeadDim(const nlohmann::json& config);
 // The share of channels that rotate.
 Status ReadRotaryFraction(const Context& c);
+// Of a family whose heads rotate whole.
+Status RequireWholeRotary(const Context& c);
 Status ReadWindow(const Context& c);
 // The window of every layer that is not the last of so many, or whose number in a list is 1.
 Status ReadWindowPattern(const Context& c, int64_t default_window, int64_t default_period);
@@ -112,6 +114,9 @@ Status ReadStableLm(const Context& c);
 Status ReadGptNeox(const Context& c);
 Status ReadPhi2(const Context& c);
 Status ReadNemotron(const Context& c);
+Status ReadJais2(const Context& c);
+Status ReadOlmo(const Context& c);
+Status ReadOrion(const Context& c);
 
 // Those with RMSNorm, gguf_rms_norm_families.cc.
 Status ReadSeedOss(const Context& c);
@@ -120,6 +125,10 @@ Status ReadErnie45(const Context& c);
 Status ReadInternLm2(const Context& c);
 Status ReadArcee(const Context& c);
 Status ReadApertus(const Context& c);
+Status ReadExaone(const Context& c);
+Status ReadXverse(const Context& c);
+Status ReadQwen(const Context& c);
+Status ReadMiniCpm(const Context& c);
 
 // With experts (families/gguf_experts.cc).
 Status ReadMixtral(const Context& c);  // of a file that ReadLlama has read

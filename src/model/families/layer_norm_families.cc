@@ -92,4 +92,36 @@ Status ReadNemotron(const ConfigFields& fields, ModelConfig* c) {
   return ReadRope(fields, c);
 }
 
+Status ReadJais2(const ConfigFields& fields, ModelConfig* c) {
+  c->norms.kind = NormKind::kLayer;
+  c->mlp = MlpKind::kRelu2;
+  KVL_RETURN_IF_ERROR(
+      ReadShapes(fields, c, {.max_positions = 8192, .eps_key = "layer_norm_eps", .eps = 1e-5}));
+  KVL_RETURN_IF_ERROR(RequireActivation(fields, "relu2"));
+  KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", true));
+  c->biases.o = c->biases.qkv;
+  KVL_ASSIGN_OR_RETURN(c->biases.mlp, fields.BoolOr("mlp_bias", true));
+  return ReadRope(fields, c);
+}
+
+// The first OLMo: its norms have no weights, and one epsilon.
+Status ReadOlmo(const ConfigFields& fields, ModelConfig* c) {
+  c->norms = {.kind = NormKind::kLayerBare, .has_weights = false};
+  KVL_RETURN_IF_ERROR(
+      ReadLlamaLike(fields, c, {.max_positions = 2048, .eps_key = "layer_norm_eps", .eps = 1e-5}));
+  KVL_RETURN_IF_ERROR(ReadAttentionBias(fields, c));
+  KVL_ASSIGN_OR_RETURN(const double clip, fields.NumberOr("clip_qkv", 0, 0, 1e6));
+  if (clip == 0) return ReadRope(fields, c);
+  return Error(StatusCode::kUnimplemented,
+               "{}: 'clip_qkv' is {}: clipped queries, keys and values are not supported",
+               fields.where(), clip);
+}
+
+// A Llama but for its norms, whose epsilon is called that of RMSNorm.
+Status ReadOrion(const ConfigFields& fields, ModelConfig* c) {
+  c->norms.kind = NormKind::kLayer;
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c, {.eps = 1e-5}));
+  return ReadRope(fields, c);
+}
+
 }  // namespace kvlathe

@@ -157,6 +157,46 @@ TEST(LayerNormFamilies, NemotronSquaresReluAndStoresNormsLessOne) {
               HasSubstr("hidden_act 'silu' is not supported; supported: relu2"));
 }
 
+TEST(LayerNormFamilies, Jais2SquaresReluAndHasBiasesUnlessItSaysOtherwise) {
+  json config = LayerNormed("jais2");
+  auto c = ReadLayerNormed(config);
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->mlp, MlpKind::kRelu2);
+  EXPECT_EQ(c->norms.kind, NormKind::kLayer);
+  EXPECT_EQ(c->n_kv_heads, 32);
+  EXPECT_TRUE(c->biases.qkv && c->biases.o && c->biases.mlp);
+  EXPECT_EQ(c->rope_dim(), 64);
+  config["attention_bias"] = config["mlp_bias"] = false;
+  c = ReadLayerNormed(config);
+  EXPECT_FALSE(c->biases.qkv || c->biases.o || c->biases.mlp);
+}
+
+TEST(LayerNormFamilies, TheFirstOlmoHasNormsWithoutWeights) {
+  const json config = LayerNormed("olmo");
+  auto c = ReadLayerNormed(config);
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->norms.kind, NormKind::kLayerBare);
+  EXPECT_FALSE(c->norms.has_weights);
+  EXPECT_FLOAT_EQ(c->norms.eps, 1e-5f);
+  EXPECT_TRUE(c->norms.of_inputs);
+  EXPECT_THAT(RefusalOf(config, "clip_qkv", 8, StatusCode::kUnimplemented),
+              HasSubstr("'clip_qkv' is 8"));
+}
+
+TEST(LayerNormFamilies, OrionIsALlamaWithLayerNorm) {
+  json config = LayerNormed("orion");
+  config["rms_norm_eps"] = 3e-5;
+  auto c = ReadLayerNormed(config);
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->norms.kind, NormKind::kLayer);
+  EXPECT_TRUE(c->norms.has_weights);
+  EXPECT_FLOAT_EQ(c->norms.eps, 3e-5f);
+  EXPECT_EQ(c->mlp, MlpKind::kSwiglu);
+  config.erase("max_position_embeddings");
+  EXPECT_THAT(MessageOf(ReadLayerNormed(config).status()),
+              HasSubstr("'max_position_embeddings' is missing"));
+}
+
 TEST(LayerNormFamilies, SharesThatRotateAreBounded) {
   for (const char* model_type : {"stablelm", "gpt_neox", "phi", "nemotron"}) {
     const json config = LayerNormed(model_type);

@@ -1,4 +1,4 @@
-// Llama and the families that differ from it by switches.
+// Llama and the families that differ from it by switches, windows, positions and multipliers.
 #include "model/families/family_readers.h"
 
 namespace kvlathe {
@@ -18,6 +18,45 @@ Status ReadQwenWindows(const ConfigFields& fields, ModelConfig* c) {
   const RopeConfig rope = c->attention.kinds[0].rope;
   SetLayerKinds(rope, window, std::vector<bool>(c->n_layers, true), slides, c);
   return OkStatus();
+}
+
+// no_rope_layers says 1 of a layer that has RoPE; without it every so many layers have none.
+StatusOr<std::vector<bool>> ReadTurningLayers(const ConfigFields& fields, int n_layers) {
+  std::vector<bool> turns;
+  const char* const key = "no_rope_layers";
+  if (!fields.Has(key)) {
+    KVL_ASSIGN_OR_RETURN(const int interval,
+                         fields.IntegerOr("no_rope_layer_interval", 4, 1, 1024));
+    for (int l = 0; l < n_layers; ++l) turns.push_back((l + 1) % interval != 0);
+    return turns;
+  }
+  const nlohmann::json& list = fields.at(key);
+  if (!list.is_array() || std::ssize(list) < n_layers) {
+    return Error(StatusCode::kDataLoss, "{}: '{}' is not a list of {} numbers", fields.where(), key,
+                 n_layers);
+  }
+  for (int l = 0; l < n_layers; ++l) {
+    if (list[l] != 0 && list[l] != 1) {
+      return Error(StatusCode::kDataLoss, "{}: '{}' holds {}; expected 0 or 1", fields.where(), key,
+                   list[l].dump());
+    }
+    turns.push_back(list[l] == 1);
+  }
+  return turns;
+}
+
+// What transformers assumes of a Ministral 3 that says nothing of RoPE.
+const nlohmann::json& DefaultRope() {
+  static const nlohmann::json rope = {{"rope_type", "yarn"},
+                                      {"rope_theta", 1e6},
+                                      {"factor", 16},
+                                      {"original_max_position_embeddings", 16384},
+                                      {"beta_fast", 32},
+                                      {"beta_slow", 1},
+                                      {"mscale", 1},
+                                      {"mscale_all_dim", 1},
+                                      {"llama_4_scaling_beta", 0.1}};
+  return rope;
 }
 
 }  // namespace
@@ -49,6 +88,80 @@ Status ReadQwen3(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
   c->norms.of_qk = QkNormConfig();
   return ReadQwenWindows(fields, c);
+}
+
+Status ReadSmolLm3(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(
+      ReadLlamaLike(fields, c, {.n_kv_heads = 4, .max_positions = 32768, .is_tied = true}));
+  KVL_RETURN_IF_ERROR(ReadAttentionBias(fields, c));
+  KVL_ASSIGN_OR_RETURN(c->biases.mlp, fields.BoolOr("mlp_bias", false));
+  RopeConfig rope;
+  KVL_RETURN_IF_ERROR(ReadRope(fields, {.default_theta = 2e6}, *c, &rope));
+  KVL_ASSIGN_OR_RETURN(const std::vector<bool> turns, ReadTurningLayers(fields, c->n_layers));
+  KVL_ASSIGN_OR_RETURN(const bool has_window, fields.BoolOr("use_sliding_window", false));
+  int window = 0;
+  std::vector<bool> slides;
+  if (has_window && fields.Has("sliding_window")) {
+    KVL_ASSIGN_OR_RETURN(window, fields.Integer("sliding_window", 1, kMaxPositions));
+    KVL_ASSIGN_OR_RETURN(slides, ReadSlidingLayers(fields, c->n_layers));
+    if (slides.empty()) {  // layers without RoPE
+      slides = turns;
+      slides.flip();
+    }
+  }
+  slides.resize(c->n_layers);
+  SetLayerKinds(rope, window, turns, slides, c);
+  return OkStatus();
+}
+
+Status ReadMistral(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
+  return ReadWindow(fields, c);
+}
+
+Status ReadMinistral(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
+  if (!fields.Has("sliding_window")) return OkStatus();
+  KVL_ASSIGN_OR_RETURN(const int window, fields.Integer("sliding_window", 1, kMaxPositions));
+  KVL_ASSIGN_OR_RETURN(std::vector<bool> slides, ReadSlidingLayers(fields, c->n_layers));
+  slides.resize(c->n_layers, true);  // without layer_types all have the window
+  const RopeConfig rope = c->attention.kinds[0].rope;
+  SetLayerKinds(rope, window, std::vector<bool>(c->n_layers, true), slides, c);
+  return OkStatus();
+}
+
+Status ReadMinistral3(const ConfigFields& fields, ModelConfig* c) {
+  const char* key = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  if (!fields.Has(key)) {
+    nlohmann::json whole = fields.object();
+    whole["rope_parameters"] = DefaultRope();
+    return ReadMinistral3(ConfigFields(whole, fields.where()), c);
+  }
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(
+      fields, c, {.n_kv_heads = 8, .head_dim = 128, .max_positions = 262144, .eps = 1e-5}));
+  KVL_RETURN_IF_ERROR(ReadRope(fields, c));
+  KVL_RETURN_IF_ERROR(ReadWindow(fields, c));
+  const ConfigFields rope(fields.at(key), fields.where());
+  AttentionKind& kind = c->attention.kinds[0];
+  KVL_ASSIGN_OR_RETURN(kind.query_growth, rope.NumberOr("llama_4_scaling_beta", 0, 0, 1e3));
+  KVL_ASSIGN_OR_RETURN(kind.growth_context, rope.NumberOr("original_max_position_embeddings",
+                                                          c->max_seq_len, 1, kMaxPositions));
+  return OkStatus();
+}
+
+Status ReadGranite(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c, {.max_positions = 2048}));
+  KVL_RETURN_IF_ERROR(ReadAttentionBias(fields, c));
+  KVL_ASSIGN_OR_RETURN(c->biases.mlp, fields.BoolOr("mlp_bias", false));
+  const auto multiplier = [&](const char* key) { return fields.NumberOr(key, 1, 1e-6, 1e6); };
+  KVL_ASSIGN_OR_RETURN(const double of_embedding, multiplier("embedding_multiplier"));
+  KVL_ASSIGN_OR_RETURN(const double of_residual, multiplier("residual_multiplier"));
+  KVL_ASSIGN_OR_RETURN(const double of_scores, multiplier("attention_multiplier"));
+  KVL_ASSIGN_OR_RETURN(const double of_logits, multiplier("logits_scaling"));
+  SetMultipliers(of_embedding, of_residual, c);
+  c->score_scale = static_cast<float>(of_scores);
+  c->logit_scale = static_cast<float>(1 / of_logits);
+  return ReadRope(fields, c);
 }
 
 }  // namespace kvlathe

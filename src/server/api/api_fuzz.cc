@@ -34,8 +34,8 @@ constexpr std::array kPaths = {"/v1/completions", "/v1/chat/completions", "/v1/r
 
 class ByteTokenizer : public Tokenizer {
  public:
-  std::vector<int32_t> TokenizeMarked(std::string_view text, bool add_bos,
-                                      std::span<const TextRange>) const override {
+  StatusOr<std::vector<int32_t>> TryTokenizeMarked(std::string_view text, bool add_bos,
+                                                   std::span<const TextRange>) const override {
     std::vector<int32_t> ids;
     if (add_bos) ids.push_back(kBos);
     for (const char c : text) ids.push_back(static_cast<unsigned char>(c));

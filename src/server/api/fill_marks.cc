@@ -28,9 +28,8 @@ std::optional<int32_t> MarkOf(const Tokenizer& tokenizer, std::string_view text)
 }
 
 Status AppendText(const Tokenizer& tokenizer, std::string_view text, std::vector<int32_t>* ids) {
-  KVL_ASSIGN_OR_RETURN(
-      const std::vector<int32_t> more,
-      tokenizer.TryTokenize(text, /*add_bos=*/false, /*parse_special=*/false));
+  KVL_ASSIGN_OR_RETURN(const std::vector<int32_t> more,
+                       tokenizer.TryTokenize(text, /*add_bos=*/false, /*parse_special=*/false));
   ids->insert(ids->end(), more.begin(), more.end());
   return OkStatus();
 }
@@ -56,8 +55,8 @@ std::optional<FillMarks> FindFillMarks(const Tokenizer& tokenizer) {
 }
 
 StatusOr<std::vector<int32_t>> TokensToFill(const Tokenizer& tokenizer, const FillMarks& marks,
-                                  const std::vector<NamedText>& files, std::string_view prefix,
-                                  std::string_view suffix) {
+                                            const std::vector<NamedText>& files,
+                                            std::string_view prefix, std::string_view suffix) {
   std::vector<int32_t> ids = tokenizer.Tokenize("", /*add_bos=*/true);
   for (const NamedText& file : files) {
     ids.push_back(marks.file.value());

@@ -29,7 +29,7 @@ struct NamedText {
 
 // The tokens behind which the middle follows. `files` need marks.file.
 StatusOr<std::vector<int32_t>> TokensToFill(const Tokenizer& tokenizer, const FillMarks& marks,
-                                  const std::vector<NamedText>& files, std::string_view prefix,
-                                  std::string_view suffix);
+                                            const std::vector<NamedText>& files,
+                                            std::string_view prefix, std::string_view suffix);
 
 }  // namespace kvlathe::api

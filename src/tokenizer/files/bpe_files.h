@@ -15,8 +15,9 @@ namespace kvlathe {
 Status AddVocabulary(const nlohmann::json& object, Vocabulary* vocabulary);
 
 // ["left right", ...] or [["left", "right"], ...], best first. kDataLoss if a side or the joined
-// text is not in the vocabulary.
-Status AddMerges(const nlohmann::json& list, const Vocabulary& vocabulary, MergeTable* merges);
+// text is not in the vocabulary. The right side loses its first prefix_bytes when they join.
+Status AddMerges(const nlohmann::json& list, const Vocabulary& vocabulary, MergeTable* merges,
+                 size_t prefix_bytes = 0);
 
 // The same list from a file that is not JSON: "left right" texts.
 Status AddMerges(const std::vector<std::string_view>& list, const Vocabulary& vocabulary,

@@ -282,6 +282,11 @@ StatusOr<DecoderSpec> ParseDecoder(const json& section) {
       KVL_RETURN_IF_ERROR(add_replacement({std::move(metaspace.replacement), " "}));
     } else if (type == "Strip") {
       KVL_ASSIGN_OR_RETURN(decoder.strips_leading_space, ParseStripDecoder(step));
+    } else if (type == "BPEDecoder") {
+      KVL_ASSIGN_OR_RETURN(std::string suffix, StringField(step, "suffix", "</w>"));
+      if (suffix.empty()) return Error(StatusCode::kDataLoss, "BPEDecoder has no \"suffix\"");
+      decoder.strips_trailing_space = true;
+      KVL_RETURN_IF_ERROR(add_replacement({std::move(suffix), " "}));
     } else if (type != "Fuse") {
       return Unsupported("decoder", type);
     }

@@ -17,13 +17,6 @@ Status CheckModelType(const json& model) {
   if (type != "BPE") {
     return Error(StatusCode::kUnimplemented, "model type \"{}\" is not supported", type);
   }
-  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    KVL_ASSIGN_OR_RETURN(const std::string affix, StringField(model, key));
-    if (!affix.empty()) {
-      return Error(StatusCode::kUnimplemented, "model \"{}\" (\"{}\") is not supported", key,
-                   affix);
-    }
-  }
   const json& dropout = FieldOrNull(model, "dropout");
   if (!dropout.is_null() && dropout != 0.0) {
     return Error(StatusCode::kUnimplemented, "model \"dropout\" is not supported");
@@ -35,7 +28,10 @@ Status ParseModel(const json& model, TokenizerParts* parts) {
   KVL_RETURN_IF_ERROR(CheckModelType(model));
   KVL_RETURN_IF_ERROR(AddVocabulary(FieldOrNull(model, "vocab"), &parts->vocabulary));
   BpeSpec& bpe = parts->bpe;
-  KVL_RETURN_IF_ERROR(AddMerges(FieldOrNull(model, "merges"), parts->vocabulary, &bpe.merges));
+  KVL_ASSIGN_OR_RETURN(bpe.subword_prefix, StringField(model, "continuing_subword_prefix"));
+  KVL_ASSIGN_OR_RETURN(bpe.word_suffix, StringField(model, "end_of_word_suffix"));
+  KVL_RETURN_IF_ERROR(AddMerges(FieldOrNull(model, "merges"), parts->vocabulary, &bpe.merges,
+                                bpe.subword_prefix.size()));
   KVL_ASSIGN_OR_RETURN(bpe.ignore_merges, BoolField(model, "ignore_merges", false));
   KVL_ASSIGN_OR_RETURN(bpe.byte_fallback, BoolField(model, "byte_fallback", false));
   KVL_ASSIGN_OR_RETURN(bpe.fuse_unk, BoolField(model, "fuse_unk", false));

@@ -218,6 +218,52 @@ TEST_F(GgufTokenizerTest, OtherModelsAndPreTokenizersAreRefusedByName) {
   ExpectRefused(sample, StatusCode::kDataLoss, "tokenizer.ggml.model: the file has no tokenizer");
 }
 
+// gpt-oss: texts of the chat format are control tokens, or user-defined in files that show them.
+TEST_F(GgufTokenizerTest, HarmonysTokensAreParsed) {
+  GgufTokenizerSample sample = GgufByteLevelSample("gpt-4o");
+  const int32_t start = sample.Add("<|start|>", 3), channel = sample.Add("<|channel|>", 4),
+                message = sample.Add("<|message|>", 4), returns = sample.Add("<|return|>", 1),
+                call = sample.Add("<|call|>", 1);
+  sample.ids["eos"] = returns;
+  const auto tokenizer = Load(sample);
+  EXPECT_EQ(tokenizer->Tokenize("<|start|><|channel|><|message|><|call|><|return|>", true),
+            (Ids{start, channel, message, call, returns}));
+  EXPECT_EQ(tokenizer->TokenBytes(channel), "<|channel|>");
+  EXPECT_EQ(tokenizer->TokenBytes(call), "");
+  EXPECT_EQ(tokenizer->eos_id(), returns);
+}
+
+TEST_F(GgufTokenizerTest, KimisIdsAreItsMergesWhereTheFileHasNone) {
+  GgufTokenizerSample sample = GgufByteLevelSample("kimi-k2");
+  const auto with_merges = Load(sample);
+  const std::string text = SampleText(5000);
+  const Ids expected = with_merges->Tokenize(text, false);
+  sample.merges.clear();
+  EXPECT_EQ(Load(sample)->Tokenize(text, false), expected);
+  sample.pre = "gpt-2";
+  ExpectRefused(sample, StatusCode::kDataLoss, "tokenizer.ggml.merges: there are no merges");
+}
+
+// Gemma 4: characters with U+2581 for spaces, bytes for what has no token, newlines in runs.
+TEST_F(GgufTokenizerTest, Gemma4MergesCharacters) {
+  const nlohmann::json model = CharLevelSample()["model"];
+  GgufTokenizerSample sample{.model = "gemma4"};
+  sample.tokens = TokensOf(model["vocab"]);
+  sample.types.assign(sample.tokens.size(), 1);
+  sample.types[1] = sample.types[2] = 3;
+  sample.merges = model["merges"].get<std::vector<std::string>>();
+  sample.ids = {{"bos", 1}, {"eos", 2}};
+  const int32_t lines = sample.Add("\n\n", 1);
+  const auto tokenizer = Load(sample);
+  const Ids ids = tokenizer->Tokenize("a lathe\n\n\u4E2D\n</s>", true);
+  const auto id_of = [&](const char* text) { return model["vocab"][text].get<int32_t>(); };
+  EXPECT_EQ(ids, (Ids{1, id_of("a"), id_of("\u2581lathe"), lines, 3 + 0xE4, 3 + 0xB8, 3 + 0xAD,
+                      3 + 0x0A, 2}));
+  EXPECT_EQ(tokenizer->Detokenize(ids), "a lathe\n\n\u4E2D\n");
+  sample.flags["add_bos_token"] = false;
+  EXPECT_EQ(Load(sample)->Tokenize("a", true).front(), 1);
+}
+
 TEST_F(GgufTokenizerTest, ListsMustFitTogether) {
   for (const GgufTokenizerSample& whole :
        {GgufByteLevelSample("gpt-2"), GgufSentencePieceSample()}) {

@@ -159,6 +159,24 @@ TEST(GoldenSplits, NormalizersOfTokenizerJsonWriteWhatThePackageWrites) {
   }
 }
 
+TEST(GoldenSplits, WordsWithPrefixesAndSuffixesHaveTheIdsOfThePackage) {
+  const json& texts = Golden()["affix_texts"];
+  for (const json& one : Golden()["affixes"]) {
+    const json& file = one["tokenizer"];
+    auto parts = ParseTokenizerJson(file);
+    ASSERT_TRUE(parts.ok()) << parts.status();
+    const TextTokenizer tokenizer(*std::move(parts));
+    for (size_t i = 0; i < texts.size(); ++i) {
+      SCOPED_TRACE(file["pre_tokenizer"].dump() + texts[i].dump());
+      const auto expected = one["ids"][i].get<std::vector<int32_t>>();
+      EXPECT_EQ(tokenizer.Tokenize(texts[i].get<std::string>(), /*add_bos=*/false), expected);
+      if (one["decoded"].is_null()) continue;
+      EXPECT_EQ(tokenizer.Detokenize(expected, /*keep_special=*/false),
+                one["decoded"][i].get<std::string>());
+    }
+  }
+}
+
 // What is longer is cut alike, by searches of which there are no more than pieces.
 TEST(GoldenSplits, AMegabyteOfOneThingIsCutBySearchesInProportion) {
   constexpr size_t kMegabyte = size_t{1} << 20;

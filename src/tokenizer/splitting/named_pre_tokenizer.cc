@@ -246,8 +246,9 @@ StatusOr<NamedPreTokenizer> FindPreTokenizer(std::string_view name) {
   constexpr size_t kMostNear = 5;
   const std::vector<std::string> near = NearWords(name, PreTokenizerNames(), kMostNear);
   return Error(StatusCode::kUnimplemented, "unknown pre-tokenizer \"{}\"; {}", name,
-               near.empty() ? "none that is known has a name near it (docs/models.md lists them)"
-                            : fmt::format("near are {}", fmt::join(near, ", ")));
+               near.empty()
+                   ? "none that is known has a name near it (docs/tokenizers.md lists them)"
+                   : fmt::format("near are {}", fmt::join(near, ", ")));
 }
 
 }  // namespace kvlathe

@@ -81,7 +81,7 @@ TEST(NamedPreTokenizer, UnknownNamesAreRefusedWithThoseThatAreNear) {
             "unknown pre-tokenizer \"deepseek-v4\"; near are deepseek-v3, deepseek-llm");
   EXPECT_THAT(MessageOf(FindPreTokenizer("qwen3").status()), testing::HasSubstr("qwen2, qwen35"));
   EXPECT_THAT(MessageOf(FindPreTokenizer("zzzzzzzz").status()),
-              testing::HasSubstr("docs/models.md lists them"));
+              testing::HasSubstr("docs/tokenizers.md lists them"));
 }
 
 }  // namespace

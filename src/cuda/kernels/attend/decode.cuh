@@ -48,6 +48,10 @@ class DecodeItemRunner {
       PrefetchBlock(b, p_.layouts[FindRun(b, &run_idx).layout_idx].n_bytes);
     }
     LoadRows();
+    if (p_.score_cap > 0 || job_.sink_logits != nullptr) {
+      LoadLost();
+      simt::SyncBlock();
+    }
     if (job_.mean.n_pairs > 0) {
       LoadAngles();
       LoadWeights();
@@ -107,6 +111,24 @@ class DecodeItemRunner {
       if (simt::Lane() == 0) {
         FloatsAt(at_.row_factor)[row] = p_.sm_scale * kLog2E / factor;
       }
+    }
+  }
+
+  // What all products of a row have lost.
+  KVL_DEVICE void LoadLost() {
+    const int n_words = job_.head_dim / 2;
+    for (int row = warp_; row < kRows; row += simt::WarpCount()) {
+      float sum = 0;
+      if (job_.lost_keys != nullptr && row < item_.n_rows) {
+        const auto* const q = reinterpret_cast<const uint32_t*>(
+            job_.q_full + 2 * job_.q_full_stride * (item_.row_begin + row));
+        for (int w = simt::Lane(); w < n_words; w += simt::kWarp) {
+          sum += simt::FloatOfBf16(q[w]) * job_.lost_keys[2 * w];
+          sum += simt::UpperBf16(q[w]) * job_.lost_keys[2 * w + 1];
+        }
+      }
+      sum = simt::SumOfWarp(sum);
+      if (simt::Lane() == 0) FloatsAt(at_.lost)[row] = sum;
     }
   }
 
@@ -182,8 +204,11 @@ class DecodeItemRunner {
         }
       }
       sum = simt::SumOfWarp(sum);
-      sum *= p_.sm_scale * kLog2E;
-      if (p_.score_cap > 0) sum = Capped(sum, p_.score_cap * kLog2E);
+      const float unit = p_.sm_scale * kLog2E;
+      sum *= unit;
+      if (p_.score_cap > 0) {
+        sum = TanhCap(p_.score_cap * kLog2E).Of(sum + unit * FloatsAt(at_.lost)[row]);
+      }
       if (simt::Lane() == 0) scores[j] = sees ? sum : kMinusInf;
     }
   }
@@ -256,8 +281,8 @@ class DecodeItemRunner {
     const int next = b + simt::WarpCount();
     if (next * kBlockSize < end_) PrefetchBlock(next, layout.n_bytes);
     if (job_.mean.n_pairs > 0) AddMeanScores(first, x);
-    if (job_.scores != nullptr) StoreScores(first, x);
     if (p_.score_cap > 0) CapScores(x);
+    if (job_.scores != nullptr) StoreScores(first, x);
     const bool are_all_seen =
         first + kBlockSize <= first_end_ && first + kBlockSize <= end_ && first >= last_first_seen_;
     if (!are_all_seen) HideUnseen(first, x);
@@ -364,8 +389,21 @@ class DecodeItemRunner {
   }
 
   KVL_DEVICE void CapScores(RowScores (&x)[kN]) const {
+    const float* const lost = FloatsAt(at_.lost);
+    const float unit = p_.sm_scale * kLog2E;
+    const TanhCap cap(p_.score_cap * kLog2E);
 #pragma unroll
-    for (int row8 = 0; row8 < kN; ++row8) CapAll(1, p_.score_cap * kLog2E, x[row8]);
+    for (int row8 = 0; row8 < kN; ++row8) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float added = unit * lost[8 * row8 + 2 * (simt::Lane() % 4) + j];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          x[row8][n][j] = cap.Of(x[row8][n][j] + added);
+          x[row8][n][j + 2] = cap.Of(x[row8][n][j + 2] + added);
+        }
+      }
+    }
   }
 
   KVL_DEVICE void StoreScores(int first, const RowScores (&x)[kN]) const {
@@ -438,10 +476,13 @@ class DecodeItemRunner {
     }
   }
 
-  // What a row's sink logit is as a score, times log2(e).
+  // What a row's sink logit is as a score, times log2(e). It is less by what all scores have lost,
+  // unless the cap has given it back to them.
   KVL_DEVICE float SinkLogit(int row) const {
     if (job_.sink_logits == nullptr || item_.entry_begin > 0) return kMinusInf;
-    return job_.sink_logits[(item_.row_begin + row) % job_.gqa_group] * kLog2E;
+    const float logit = job_.sink_logits[(item_.row_begin + row) % job_.gqa_group];
+    const float lost = p_.score_cap > 0 ? 0 : p_.sm_scale * FloatsAt(at_.lost)[row];
+    return (logit - lost) * kLog2E;
   }
 
   // Finds what the outputs of each warp count, and what the sinks do; leaves the sum and the
@@ -571,39 +612,5 @@ class DecodeItemRunner {
   // row sees ends, and what any row does.
   int first_seen_ = 0, last_first_seen_ = 0, first_end_ = 0, end_ = 0;
 };
-
-// A block of threads merges a row of a split, in the order of its parts.
-KVL_KERNEL(128) MergeSplitsKernel(KVL_PARAMS(DecodeParams) p) {
-  const DecodeSplit& split = p.splits[simt::BlockIdxY()];
-  const int row = simt::BlockIdx();
-  if (row >= split.n_rows) return;
-  const DecodeJob& job = p.jobs[split.job_idx];
-  const int step = (split.n_rows + 15) / 16 * 16;
-  const int64_t part_floats = int64_t{split.n_rows} * job.width + 2 * step;
-  const float* const parts = p.partials + split.partial_offset;
-  const float* const maxima = parts + int64_t{split.n_rows} * job.width + row;
-  float most = kMinusInf;
-  for (int part = 0; part < split.n_parts; ++part) {
-    most = fmaxf(most, maxima[part * part_floats]);
-  }
-  float sum = 0;
-  for (int part = 0; part < split.n_parts; ++part) {
-    sum += simt::Exp2(maxima[part * part_floats] - most) * maxima[part * part_floats + step];
-  }
-  const int64_t head_stride = job.out_head_stride > 0 ? job.out_head_stride : job.width;
-  for (int channel = simt::ThreadIdx(); channel < head_stride; channel += simt::BlockDim()) {
-    float o = 0;
-    if (channel < job.width) {
-      for (int part = 0; part < split.n_parts; ++part) {
-        o += simt::Exp2(maxima[part * part_floats] - most) *
-             parts[part * part_floats + int64_t{row} * job.width + channel];
-      }
-    }
-    DecodeItemRunner<1>::StoreOutput(job, split.row_begin + row, channel, sum == 0 ? 0 : o / sum);
-  }
-  if (job.scores != nullptr && simt::ThreadIdx() == 0) {
-    DecodeItemRunner<1>::StoreSums(job, split.row_begin + row, most, sum);
-  }
-}
 
 }  // namespace kvlathe::cuda

@@ -69,8 +69,11 @@ struct DecodeJob {
   int32_t sink_window = 0;
   // [gqa_group]: HeadJob::sink_logits; null: nothing. The item of entry 0 adds them.
   const float* sink_logits = nullptr;
+  // [head_dim]: HeadJob::lost_keys; null: nothing.
+  const float* lost_keys = nullptr;
   // Where rows vote: what entry_scores.h (cuda/kernels/retain) wants of all of them. Null: nowhere.
-  float* scores = nullptr;  // [rows, scores_stride], not scaled; undefined where nothing is seen
+  // [rows, scores_stride], capped and not scaled; undefined where nothing is seen.
+  float* scores = nullptr;
   int64_t scores_stride = 0;
   float* row_max = nullptr;  // [rows], of the scaled and capped scores
   float* row_sum = nullptr;

@@ -89,9 +89,18 @@ Items ItemsOf(const DecodeCase& c, int n_parts) {
 
 double ValueOf(Bf16 x) { return ToFloat(x); }
 
-double CappedScore(const DecodeCase& c, double product) {
-  const double score = product * c.sm_scale;
-  return c.score_cap > 0 ? c.score_cap * std::tanh(score / c.score_cap) : score;
+// What all products of a row have lost.
+double LostOf(const DecodeCase& c, int row) {
+  double lost = 0;
+  for (int d = 0; d < static_cast<int>(c.lost_keys.size()); ++d) {
+    lost += ValueOf(c.q_full[row * c.head_dim + d]) * c.lost_keys[d];
+  }
+  return lost;
+}
+double CappedScore(const DecodeCase& c, int row, double product) {
+  if (c.score_cap == 0) return product * c.sm_scale;
+  const double score = (product + LostOf(c, row)) * c.sm_scale;
+  return c.score_cap * std::tanh(score / c.score_cap);
 }
 
 // Of a row: what it should be, and the deviations that roundings may cause.
@@ -117,7 +126,7 @@ Reference ReferenceOf(const DecodeCase& c, int row) {
     }
     std::vector<double>& v = sinks.emplace_back();
     for (int r = 0; r < c.width; ++r) v.push_back(ValueOf(c.sink_v[s * c.width + r]));
-    seen.push_back({CappedScore(c, score), 1e-6, 0, nullptr, nullptr, c.width});
+    seen.push_back({CappedScore(c, row, score), 1e-6, 0, nullptr, nullptr, c.width});
   }
   for (size_t s = 0; s < sinks.size(); ++s) seen[s].v = seen[s].rounded = sinks[s].data();
   const int begin = std::max(c.kv_begin, c.window > 0 ? end - c.window : 0);
@@ -134,13 +143,14 @@ Reference ReferenceOf(const DecodeCase& c, int row) {
     // Rounding to F16 moves a number by 2^-11 of it at most, to Bf16 by 2^-8; a probability of
     // codes is rounded, and again times a scale.
     const double unit = c.is_plain[t] ? 0x1p-8 / std::sqrt(3) : 0x1p-11 * std::sqrt(2.0 / 3);
-    seen.push_back({CappedScore(c, score),
+    seen.push_back({CappedScore(c, row, score),
                     c.sm_scale * (0x1p-11 / std::sqrt(3) * std::sqrt(variance) + 1e-6 * parts),
                     unit, &c.v[int64_t{t} * c.rank_v], &c.v_rounded[int64_t{t} * c.rank_v],
                     c.rank_v});
   }
   if (!c.sink_logits.empty()) {
-    seen.push_back({c.sink_logits[row % c.gqa_group], 1e-6, 0, nullptr, nullptr, 0});
+    const double lost = c.score_cap > 0 ? 0 : c.sm_scale * LostOf(c, row);
+    seen.push_back({c.sink_logits[row % c.gqa_group] - lost, 1e-6, 0, nullptr, nullptr, 0});
   }
   if (seen.empty()) return ref;
   double top = -std::numeric_limits<double>::infinity(), sum = 0;
@@ -213,7 +223,7 @@ double WorstDeviation(const DecodeCase& of_case, const DecodeRunning& running) {
   const DeviceArray<AttendTables> device_tables(std::vector<AttendTables>{tables});
   const DeviceArray<Bf16> q(c.q), q_full(OrOne(c.q_full)), sink_k(OrOne(c.sink_k)),
       sink_v(OrOne(c.sink_v));
-  const DeviceArray<float> logits(OrOne(c.sink_logits));
+  const DeviceArray<float> logits(OrOne(c.sink_logits)), lost_keys(OrOne(c.lost_keys));
   const DeviceArray<float> mean(OrOne(c.mean)), angles(OrOne(c.angles)), cos(OrOne(c.cos)),
       sin(OrOne(c.sin));
   const int64_t head_stride = c.width + c.behind;
@@ -251,7 +261,8 @@ double WorstDeviation(const DecodeCase& of_case, const DecodeRunning& running) {
                    .window = c.window,
                    .n_sinks = c.n_sinks,
                    .first_sinks_visible = c.first_sinks_visible,
-                   .sink_logits = c.sink_logits.empty() ? nullptr : logits.data()};
+                   .sink_logits = c.sink_logits.empty() ? nullptr : logits.data(),
+                   .lost_keys = c.lost_keys.empty() ? nullptr : lost_keys.data()};
   if (running.spoil_job) running.spoil_job(job);
   const DeviceArray<DecodeJob> jobs(std::vector<DecodeJob>{job});
   const DeviceArray<DecodeItem> items(shared.items);

@@ -43,6 +43,7 @@ struct DecodeCase {
   // By query head: what the sum of a row has besides its entries. Empty: nothing.
   std::vector<float> sink_logits;
   float score_cap = 0;
+  std::vector<float> lost_keys;  // [head_dim], which q_full would meet; empty: nothing
   // Keys have lost a mean (format/mean_angles.h): what that adds to the score of a row and an
   // entry, not scaled.
   int n_pairs = 0, half = 0, n_joined = 1, first_position = 0;

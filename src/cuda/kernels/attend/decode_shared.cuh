@@ -9,7 +9,7 @@ namespace kvlathe::cuda {
 // Offsets of shared memory, bytes.
 struct DecodeShared {
   int q_stride, mean_stride;
-  int q_f16, q_bf16, row_factor, angles, weights, sinks, maxima, sums, warps;
+  int q_f16, q_bf16, row_factor, lost, angles, weights, sinks, maxima, sums, warps;
   int probs, turned, o, warp_bytes;  // of a warp
   int n_bytes;
 };
@@ -25,6 +25,8 @@ constexpr DecodeShared DecodeSharedOf(const DecodeParams& p) {
   at.q_bf16 = n;
   n += Round128(rows * at.q_stride);
   at.row_factor = n;
+  n += Round128(rows * 4);
+  at.lost = n;  // HeadJob::lost_keys times the query of a row
   n += Round128(rows * 4);
   at.angles = n;  // A of [entries][2 n_pairs]: what is F16, and what is left
   n += 2 * kBlockSize * 2 * 2 * p.max_pairs;

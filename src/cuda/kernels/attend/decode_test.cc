@@ -219,6 +219,29 @@ TEST(DecodeTest, CapsScores) {
   }
 }
 
+// Keys that have lost what no softmax would miss.
+TEST(DecodeTest, CapsAndLogitsMissWhatAllKeysHaveLost) {
+  const AttendShape shape = {
+      .rank_v = 48, .n_tokens = 3, .gqa_group = 3, .kv_end = 300, .first_visible = 298};
+  const AttendProblem problem(shape, DType::kBf16, 10);
+  DecodeCase c = CaseOf(problem);
+  AddSinks(5, 80, 3, &c);
+  Random random(24);
+  for (int d = 0; d < c.head_dim; ++d) {
+    c.lost_keys.push_back(static_cast<float>(random.Normal()));
+  }
+  const auto forget = [](DecodeJob& job) { job.lost_keys = nullptr; };
+  for (const float cap : {0.0f, 3.0f}) {
+    for (const bool has_logits : {false, true}) {
+      c.score_cap = cap;
+      c.sink_logits = has_logits ? std::vector<float>{1, 3, 2} : std::vector<float>();
+      EXPECT_LT(WorstDeviation(c, {.n_parts = 2}), kMostDeviations) << cap << has_logits;
+      if (cap == 0 && !has_logits) continue;
+      EXPECT_GT(WorstDeviation(c, {.spoil_job = forget}), kMostDeviations) << cap << has_logits;
+    }
+  }
+}
+
 // Keys of two KV heads of the model that have lost a mean before they turned. What `mean` says of
 // other channels is not used.
 void AddMean(int n_pairs, int first_position, DecodeCase* c) {

@@ -20,7 +20,7 @@ constexpr float kLn2 = 0.693147181f;
 
 // Where everything lies in shared memory.
 struct SharedPlaces {
-  int64_t k, v, k_scales, v_scales, windows, n_bytes;
+  int64_t k, v, k_scales, v_scales, lost, windows, n_bytes;
 
   KVL_DEVICE static constexpr SharedPlaces Of(int rows, int most_rank_k, int most_rank_v) {
     SharedPlaces places{};
@@ -28,7 +28,8 @@ struct SharedPlaces {
     places.v = places.k + int64_t{4} * (most_rank_k / 2) * kKeyStride;
     places.k_scales = places.v + int64_t{4} * (kBlockSize / 2) * ValueStride(most_rank_v);
     places.v_scales = places.k_scales + int64_t{4} * kBlockSize;
-    places.windows = places.v_scales + int64_t{4} * kBlockSize;
+    places.lost = places.v_scales + int64_t{4} * kBlockSize;
+    places.windows = places.lost + int64_t{4} * rows;
     places.n_bytes = places.windows + int64_t{sizeof(WindowTables::values[0])};
     return places;
   }
@@ -148,6 +149,7 @@ struct PromptWork {
   TileMemory tile;
   int first_channel;
   WarpRows rows;
+  float* lost;  // by row of the item: head.lost_keys times its query
   RowSums<kChannels>& sums;
 
   KVL_DEVICE Stretch SinkStretch() const {
@@ -196,13 +198,50 @@ struct PromptWork {
     ExpandBlock<false>(*at.run, at.block, at.block_idx, tile);
   }
 
+  // Of the warp's rows.
+  KVL_DEVICE void FindLost() {
+    const QueryRows queries = {head.q_full, head.q_full_token_stride, head.q_full_stride,
+                               head.gqa_group};
+#pragma unroll 1
+    for (int i = 0; i < kRowsOfWarp; ++i) {
+      float sum = 0;
+      if (head.lost_keys != nullptr && i < rows.n) {
+        const uint16_t* const query = queries.Of(rows.first + i);
+        for (int c = Lane(); c < head.head_dim; c += kWarp) {
+          sum += FloatOfBf16(query[c]) * head.lost_keys[c];
+        }
+      }
+      sum = SumOfWarp(sum);
+      if (Lane() == 0) lost[WarpIdx() * kRowsOfWarp + i] = sum;
+    }
+    SyncWarp();
+  }
+  KVL_DEVICE float LostOf(int i) const {
+    return lost[WarpIdx() * kRowsOfWarp + Lane() / 4 + 8 * i];
+  }
+
   // What is in the sums before any entry: a score without a value, which one lane of a row counts.
+  // It is less by what all scores have lost, unless the cap has given it back to them.
   KVL_DEVICE void AddSinkLogits() {
     if (head.sink_logits == nullptr || item.entry_begin > 0) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      sums.max[i] = head.sink_logits[rows.of_lane(i) % head.gqa_group] * kLog2E;
+      const float lost_score = p.score_cap > 0 ? 0 : p.sm_scale * LostOf(i);
+      sums.max[i] = (head.sink_logits[rows.of_lane(i) % head.gqa_group] - lost_score) * kLog2E;
       sums.sum[i] = Lane() % 4 == 0 ? 1 : 0;
+    }
+  }
+
+  KVL_DEVICE void CapScores(float (&s)[kScoreTiles][4]) const {
+    const TanhCap cap(p.score_cap / p.sm_scale);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float added = LostOf(i);
+#pragma unroll
+      for (int t = 0; t < kScoreTiles; ++t) {
+        s[t][2 * i] = cap.Of(s[t][2 * i] + added);
+        s[t][2 * i + 1] = cap.Of(s[t][2 * i + 1] + added);
+      }
     }
   }
 
@@ -248,8 +287,8 @@ struct PromptWork {
         FindScores<kSteps>(own_q, tile.k, x.rank_k, s);
         const bool scales = has_run && at.run->k.has_token_scales && head.rebuilt_keys == nullptr;
         if (scales) ScaleByTokens(tile.k_scales, s);
+        if (p.score_cap > 0) CapScores(s);
         if (head.scores != nullptr && !x.is_sink && first_channel == 0) LeaveScores(s, begin);
-        if (p.score_cap > 0) CapAll(p.sm_scale * kLog2E, p.score_cap * kLog2E, s);
       }
       WaitCopies<0>();
       SyncBlock();  // values are there, and the keys are done with
@@ -262,7 +301,7 @@ struct PromptWork {
       CommitCopies();
       if (!sees) continue;
       HideUnseenOf(rows, x.seen_by, begin, s);
-      sums.Weigh(p.score_cap > 0 ? 1.0f : p.sm_scale * kLog2E, s);
+      sums.Weigh(p.sm_scale * kLog2E, s);
       if (scales_values) ScaleByTokens(tile.v_scales, s);
       sums.AddValues(s, tile.v + first_channel, ValueStride(x.rank_v), x.rank_v - first_channel);
     }
@@ -366,7 +405,9 @@ PromptKernel(KVL_PARAMS(PromptParams) p) {
                                  reinterpret_cast<float*>(shared + places.v_scales), windows},
                                 first_channel,
                                 {item.row_begin + first_row, item.n_rows - first_row},
+                                reinterpret_cast<float*>(shared + places.lost),
                                 sums};
+  if (p.score_cap > 0 || head.sink_logits != nullptr) work.FindLost();
   work.AddSinkLogits();
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) work.Attend(i == 0 ? work.SinkStretch() : work.BlockStretch());

@@ -46,6 +46,8 @@ struct PromptHead {
   int sink_window = 0;  // as window
   // [gqa_group]: HeadJob::sink_logits; null: nothing. The item of entry 0 adds them.
   const float* sink_logits = nullptr;
+  // [head_dim]: HeadJob::lost_keys, with q_full; null: nothing.
+  const float* lost_keys = nullptr;
   void* out = nullptr;
   DType out_type = DType::kF32;  // kF32 or kBf16
   int64_t out_stride = 0;        // elements, from token to token
@@ -53,7 +55,7 @@ struct PromptHead {
   int n_cleared = 0;             // numbers behind the width that become zeros
   // Where scores are wanted: those of rows from first_scored_row on, which no items share, and
   // their maxima and sums, as EntryScoreItem (cuda/kernels/retain/entry_scores.h) takes them.
-  float* scores = nullptr;    // [rows, scores_stride], q k of entries of blocks, not scaled
+  float* scores = nullptr;    // [rows, scores_stride], of entries of blocks, capped and not scaled
   int64_t scores_stride = 0;  // a multiple of kBlockSize that holds the entries
   float* row_max = nullptr;
   float* row_sum = nullptr;

@@ -47,8 +47,7 @@ struct PromptProblem {
   int gqa_group = 1;
   std::vector<uint16_t> q;  // Bf16
   int64_t q_stride = 0;
-  AttendRefParams reference;  // with what blocks and queries stand for
-  double score_cap = 0;
+  AttendRefParams reference;       // with what blocks and queries stand for
   std::vector<float> sink_logits;  // by query head; empty: none
   // The magnitudes that are rounded where a number of K and of V is made of codes; empty where
   // none are.
@@ -267,7 +266,7 @@ inline PromptOutput RunPrompt(const PromptProblem& problem, const PromptCut& spl
                          .items = items.data(),
                          .n_items = static_cast<int>(list.size()),
                          .sm_scale = static_cast<float>(problem.reference.sm_scale),
-                         .score_cap = static_cast<float>(problem.score_cap),
+                         .score_cap = static_cast<float>(problem.reference.score_cap),
                          .partials = partials.data(),
                          .most_rank_k = problem.shape.rank_k,
                          .most_rank_v = rank_v,
@@ -290,41 +289,20 @@ inline PromptOutput RunPrompt(const PromptProblem& problem, const PromptCut& spl
   return merged;
 }
 
-// AttendRef with capped scores and sink logits.
+// AttendRef with sink logits.
 inline AttendRefResult PromptReference(const PromptProblem& problem, const AttendRefParams& r) {
-  if (problem.score_cap == 0 && problem.sink_logits.empty()) return AttendRef(r);
-  AttendRefResult all;
-  for (int row = 0; row < r.n_rows; ++row) {
-    const int seen_end = r.first_visible + row / r.gqa_group;
-    const int begin = std::max(r.kv_begin, seen_end - r.window);
-    const int end = std::max(begin, std::min(r.kv_end, seen_end));
-    std::vector<double> weights;
-    for (int t = begin; t < end; ++t) {
-      double score = 0;
-      for (int c = 0; c < r.rank_k; ++c) {
-        score += r.q[size_t(row) * r.rank_k + c] * r.k[size_t(t) * r.rank_k + c];
-      }
-      score *= r.sm_scale;
-      if (problem.score_cap > 0) score = problem.score_cap * std::tanh(score / problem.score_cap);
-      weights.push_back(score);
-    }
-    const bool has_logit = !problem.sink_logits.empty();
-    if (has_logit) weights.push_back(problem.sink_logits[row % r.gqa_group]);
-    double max = -std::numeric_limits<double>::infinity(), sum = 0;
-    for (const double w : weights) max = std::max(max, w);
-    for (double& w : weights) sum += w = std::exp(w - max);
+  AttendRefResult all = AttendRef(r);
+  for (int row = 0; row < r.n_rows && !problem.sink_logits.empty(); ++row) {
+    const double logit = problem.sink_logits[row % r.gqa_group];
+    const double max = std::max(all.row_max[row], logit);
+    const double before = all.row_sum[row] == 0 ? 0 : std::exp(all.row_max[row] - max);
+    const double of_entries = all.row_sum[row] * before;
+    all.row_max[row] = max;
+    all.row_sum[row] = of_entries + std::exp(logit - max);
     for (int c = 0; c < r.rank_v; ++c) {
-      double o = 0, o_abs = 0;
-      for (int t = begin; t < end; ++t) {
-        const double part = weights[t - begin] / sum * r.v[size_t(t) * r.rank_v + c];
-        o += part;
-        o_abs += std::abs(part);
-      }
-      all.o.push_back(o);
-      all.o_abs.push_back(o_abs);
+      all.o[row * r.rank_v + c] *= of_entries / all.row_sum[row];
+      all.o_abs[row * r.rank_v + c] *= of_entries / all.row_sum[row];
     }
-    all.row_max.push_back(max);
-    all.row_sum.push_back(sum);
   }
   return all;
 }

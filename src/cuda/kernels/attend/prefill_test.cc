@@ -116,7 +116,7 @@ TEST(PrefillTest, ScoresAreCappedAndLogitsCount) {
     const AttendProblem drawn(shape, DType::kBf16, 7);
     for (const double cap : {0.0, 1.5, 50.0}) {
       PromptProblem problem = PlainProblem(drawn);
-      problem.score_cap = cap;
+      problem.reference.score_cap = cap;
       for (int n_parts = 1; n_parts <= 2; ++n_parts) {
         ExpectRight(problem, {.rows = 48, .n_parts = n_parts}, shape.Describe());
         problem.sink_logits = {30, -1.5f, -30};

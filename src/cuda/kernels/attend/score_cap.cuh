@@ -1,4 +1,4 @@
-// Scores that families cap (ScoreRule, machine/attention/head_job.h).
+// Numbers that families cap: scores (ScoreRule, machine/attention/head_job.h) and logits.
 #pragma once
 
 #include <cmath>
@@ -7,17 +7,14 @@
 
 namespace kvlathe::cuda {
 
-// cap tanh(x / cap), to about three units in the last place of the result; cap is above 0.
-KVL_DEVICE float Capped(float x, float cap) { return cap * tanhf(x / cap); }
-// The same of several numbers x unit.
-template <int kRows, int kColumns>
-KVL_DEVICE void CapAll(float unit, float cap, float (&x)[kRows][kColumns]) {
-  const float to_cap = unit / cap;
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) x[i][j] = cap * tanhf(x[i][j] * to_cap);
-  }
-}
+// x becomes most tanh(x / most), to about three units in the last place; `most` is above 0.
+class TanhCap {
+ public:
+  KVL_DEVICE explicit TanhCap(float most) : most_(most), inverse_(1.0f / most) {}
+  KVL_DEVICE float Of(float x) const { return most_ * tanhf(x * inverse_); }
+
+ private:
+  float most_, inverse_;
+};
 
 }  // namespace kvlathe::cuda

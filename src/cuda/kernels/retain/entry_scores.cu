@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "cuda/kernels/attend/score_cap.cuh"
 #include "cuda/kernels/retain/entry_scores.h"
 #include "cuda/simt/launch.h"
 
@@ -18,12 +17,6 @@ struct ScoreParams {
 KVL_DEVICE int VisibleTo(const EntryScoreItem& item, int row) {
   const int n = item.first_visible + row / item.gqa_group;
   return n < 0 ? 0 : n < item.n_entries ? n : item.n_entries;
-}
-
-// What the score of an entry is in the softmax.
-KVL_DEVICE float ScoreOf(const EntryScoreItem& item, float product) {
-  const float score = product * item.sm_scale;
-  return item.score_cap > 0 ? Capped(score, item.score_cap) : score;
 }
 
 KVL_DEVICE const int32_t* PositionsOf(const EntryScoreItem& item, int block) {
@@ -64,7 +57,7 @@ KVL_KERNEL(kThreads) NoiseKernel(KVL_PARAMS(ScoreParams) p) {
     const int32_t position = PositionsOf(item, e / kBlockSize)[e % kBlockSize];
     const uint32_t h = HashScore(key, static_cast<uint32_t>(position)) >> 9;
     const float u = static_cast<float>(2 * h + 1) * 0x1p-24f;
-    scores[e] = (ScoreOf(item, scores[e]) - logf(-logf(u))) * inverse;
+    scores[e] = (scores[e] * item.sm_scale - logf(-logf(u))) * inverse;
     max = scores[e] > max ? scores[e] : max;
   }
   max = OverBlock<true>(max, shared);
@@ -86,7 +79,8 @@ KVL_KERNEL(kThreads) AddKernel(KVL_PARAMS(ScoreParams) p) {
     if (e >= VisibleTo(item, row)) continue;
     const float score = item.scores[row * item.stride + e];
     const float probability =
-        item.has_noise ? score : expf(ScoreOf(item, score) - item.row_max[row]) / item.row_sum[row];
+        item.has_noise ? score
+                       : expf(score * item.sm_scale - item.row_max[row]) / item.row_sum[row];
     // A probability is at most 1 but for rounding; in this order NaN is a number as well.
     const float scaled = probability / static_cast<float>(kScoreUnit);
     units += static_cast<int64_t>(rintf(scaled < 0x1p30f ? scaled : 0x1p30f));

@@ -19,8 +19,7 @@ struct EntryScoreItem {
   int first_visible = 0;
   int n_entries = 0;
   float sm_scale = 1;
-  float score_cap = 0;             // of scaled scores; 0: none
-  const float* row_max = nullptr;  // [n_rows], of the capped scores; not used with noise
+  const float* row_max = nullptr;  // [n_rows], of the scaled scores; not used with noise
   const float* row_sum = nullptr;
   bool has_noise = false;
   ScoreNoise noise;

@@ -24,21 +24,17 @@ class EntryScoresTest : public ::testing::TestWithParam<bool> {
   static constexpr float kScale = 0.3f;
 
   // Adds the votes of drawn scores by both, and compares the tables.
-  void Compare(const ScoreShape& shape, float cap = 0) {
+  void Compare(const ScoreShape& shape) {
     Random random(shape.n_entries);
     const int n_rows = shape.n_tokens * shape.gqa_group;
     const int64_t stride = (shape.n_entries + 63) / 64 * 64 + 16;
     std::vector<float> scores(n_rows * stride), row_max(n_rows, 2.5f), row_sum(n_rows);
     for (float& x : scores) x = static_cast<float>(8 * random.Normal());
-    std::vector<float> capped = scores;
-    for (float& x : capped) {
-      if (cap > 0) x = cap * std::tanh(x * kScale / cap) / kScale;
-    }
     for (int row = 0; row < n_rows; ++row) {
       row_sum[row] = 3;  // as if a sink had a share
       const int n_visible = std::min(shape.n_entries, shape.first_visible + row / shape.gqa_group);
       for (int e = 0; e < n_visible; ++e) {
-        row_sum[row] += std::exp(kScale * capped[row * stride + e] - row_max[row]);
+        row_sum[row] += std::exp(kScale * scores[row * stride + e] - row_max[row]);
       }
     }
     std::vector<std::byte> table((shape.n_entries + 63) / 64 * EntryTable::BlockBytes(true));
@@ -62,7 +58,6 @@ class EntryScoresTest : public ::testing::TestWithParam<bool> {
                                      .first_visible = shape.first_visible,
                                      .n_entries = shape.n_entries,
                                      .sm_scale = kScale,
-                                     .score_cap = cap,
                                      .row_max = maxima.data(),
                                      .row_sum = sums.data(),
                                      .has_noise = GetParam(),
@@ -71,7 +66,7 @@ class EntryScoresTest : public ::testing::TestWithParam<bool> {
     AddEntryScores(nullptr, items.data(), 1, n_rows, shape.n_entries);
     const std::vector<std::byte> got = device_table.Download();
     GetEntryScoreKernels(Isa::kScalar)
-        .add({.scores = capped.data(),
+        .add({.scores = scores.data(),
               .stride = stride,
               .n_rows = n_rows,
               .gqa_group = shape.gqa_group,
@@ -101,7 +96,6 @@ TEST_P(EntryScoresTest, AreThoseOfTheCpu) {
   Compare({.n_tokens = 1, .gqa_group = 3, .first_visible = 200, .n_entries = 200});
   Compare({.n_tokens = 5, .gqa_group = 2, .first_visible = 0, .n_entries = 4});
   Compare({.n_tokens = 4, .gqa_group = 1, .first_visible = 126, .n_entries = 129});
-  Compare({.n_tokens = 4, .gqa_group = 2, .first_visible = 126, .n_entries = 129}, /*cap=*/2.5f);
 }
 
 INSTANTIATE_TEST_SUITE_P(Noise, EntryScoresTest, ::testing::Bool());

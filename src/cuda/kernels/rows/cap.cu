@@ -13,9 +13,10 @@ constexpr int kCapThreads = 256;
 constexpr int64_t kMostCapBlocks = 4096;
 
 KVL_KERNEL(kCapThreads) CapKernel(KVL_PARAMS(CapParams) p) {
+  const TanhCap cap(p.cap);
   const int64_t step = int64_t{GridDim()} * kCapThreads;
   for (int64_t i = int64_t{BlockIdx()} * kCapThreads + ThreadIdx(); i < p.n_numbers; i += step) {
-    p.x[i] = Capped(p.x[i], p.cap);
+    p.x[i] = cap.Of(p.x[i]);
   }
 }
 

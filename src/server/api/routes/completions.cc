@@ -122,8 +122,8 @@ StatusOr<CompletionPrompt> PromptToFill(const ServiceState& state, const Request
   made.text = prompt->get<std::string>();
   KVL_RETURN_IF_ERROR(state.CheckText(made.text, "prompt"));
   KVL_RETURN_IF_ERROR(state.CheckText(suffix, "suffix"));
-  KVL_ASSIGN_OR_RETURN(
-      made.tokens, TokensToFill(state.tokenizer(), *state.fill_marks(), {}, made.text, suffix));
+  KVL_ASSIGN_OR_RETURN(made.tokens,
+                       TokensToFill(state.tokenizer(), *state.fill_marks(), {}, made.text, suffix));
   return made;
 }
 

@@ -85,9 +85,8 @@ StatusOr<InfillRequest> ReadInfillRequest(const ServiceState& state, const Json&
   for (const std::string* const text : {&before, &suffix, &prompt}) {
     KVL_RETURN_IF_ERROR(state.CheckText(*text, "input_prefix"));
   }
-  KVL_ASSIGN_OR_RETURN(
-      request.prompt,
-      TokensToFill(state.tokenizer(), *state.fill_marks(), files, before + prompt, suffix));
+  KVL_ASSIGN_OR_RETURN(request.prompt, TokensToFill(state.tokenizer(), *state.fill_marks(), files,
+                                                    before + prompt, suffix));
   const int64_t n_prompt = std::ssize(request.prompt);
   std::optional<int64_t> wanted = max_tokens;
   if (n_predict && *n_predict > 0) wanted = n_predict;

@@ -165,9 +165,8 @@ StatusOr<OllamaRequest> ReadRawForm(const ServiceState& state, const Json& made,
   request.is_infill = !suffix.empty();
   if (request.is_infill) {
     KVL_RETURN_IF_ERROR(CheckFills(state, "suffix"));
-    KVL_ASSIGN_OR_RETURN(
-        request.chat.tokens,
-        TokensToFill(state.tokenizer(), *state.fill_marks(), {}, prompt, suffix));
+    KVL_ASSIGN_OR_RETURN(request.chat.tokens,
+                         TokensToFill(state.tokenizer(), *state.fill_marks(), {}, prompt, suffix));
   } else {
     KVL_ASSIGN_OR_RETURN(request.chat.tokens,
                          state.tokenizer().TryTokenize(prompt, /*add_bos=*/true));
