@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds one fuzz target with libFuzzer (clang 14), AddressSanitizer and UndefinedBehaviorSanitizer and
 # runs it on its corpus:  scripts/fuzz.sh TARGET [SECONDS] [libFuzzer options]
-# TARGET: safetensors, gguf, spec, http_request, api, sequence_file, sequence_stream, session_state, prefix_file, prompt_question,
+# TARGET: safetensors, gguf, model_config, spec, http_request, api, sequence_file, sequence_stream, session_state, prefix_file, prompt_question,
 # restored_sequence, attend_packed, rank_message, regex or chat_template.
 # Findings and the grown corpus go to build/fuzz/; the corpus in fuzz/corpus/ is only read.
 set -euo pipefail
@@ -28,10 +28,11 @@ case $target in
   sequence_stream)
     list="src/kv/blocks/sequence_stream_fuzz.cc $(sources base tensor io format machine analysis kv)"
     libraries="-lgomp" ;;
-  sequence_file | session_state | restored_sequence)
+  model_config | sequence_file | session_state | restored_sequence)
     list=$(sources base tensor io format machine analysis cpu kv model)
     libraries="-ldnnl -lgomp"
     case $target in
+      model_config) list="$list src/model/families/model_config_fuzz.cc" ;;
       sequence_file) list="$list src/kv/blocks/sequence_file_fuzz.cc" ;;
       session_state) list="$list src/engine/session_fuzz.cc src/engine/session.cc src/engine/sampler.cc" ;;
       *) list="$list tests/restored_sequence_fuzz.cc" ;;
