@@ -49,16 +49,17 @@ TEST_P(FamiliesOnAGpu, HaveTheLogitsOfTheCpu) {
   EXPECT_LT(MaxDifference(LogitsOf(model, types, true), LogitsOf(model, types, false)), 1e-4);
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, FamiliesOnAGpu,
-                         ::testing::Values("bailing_moe_v2", "cohere", "cohere2", "cohere_qk_norm",
-                                           "ernie4_5_moe", "exaone4", "falcon_11b", "falcon_40b",
-                                           "falcon_7b", "falcon_sequential", "gemma", "gemma2",
-                                           "gemma3", "glm4", "glm4_moe", "glm4_moe_groups", "gpt2",
-                                           "gpt_oss", "granite", "llama", "llama_dynamic",
-                                           "llama_yarn", "ministral3", "mistral", "mixtral",
-                                           "olmo2", "olmo3", "olmoe", "phi3", "phi3_longrope",
-                                           "phimoe", "qwen2", "qwen2_moe", "qwen2_window", "qwen3",
-                                           "qwen3_moe", "smollm3"));
+INSTANTIATE_TEST_SUITE_P(
+    Families, FamiliesOnAGpu,
+    ::testing::Values("apertus", "arcee", "bailing_moe_v2", "cohere", "cohere2", "cohere_qk_norm",
+                      "ernie4_5", "ernie4_5_moe", "exaone4", "falcon_11b", "falcon_40b",
+                      "falcon_7b", "falcon_sequential", "gemma", "gemma2", "gemma3", "glm4",
+                      "glm4_moe", "glm4_moe_groups", "gpt2", "gpt_neox", "gpt_neox_sequential",
+                      "gpt_oss", "granite", "hunyuan_v1_dense", "internlm2", "llama",
+                      "llama_dynamic", "llama_yarn", "ministral3", "mistral", "mixtral", "nemotron",
+                      "olmo2", "olmo3", "olmoe", "phi", "phi3", "phi3_longrope", "phimoe", "qwen2",
+                      "qwen2_moe", "qwen2_window", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
+                      "stablelm", "stablelm_parallel", "starcoder2"));
 
 // As far from the CPU as two of its instruction sets may be from each other: rows are rounded to 8
 // bits of mantissa, and the CPU rounds those that meet blocks to integers of 8 bits.
@@ -88,8 +89,9 @@ TEST_P(VerbsOnAGpu, HaveKernels) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, VerbsOnAGpu,
-                         ::testing::Values("gemma2", "glm4_moe_groups", "gpt_oss", "olmo2",
-                                           "phimoe", "qwen2_moe"));
+                         ::testing::Values("apertus", "cohere2", "gemma2", "glm4_moe_groups",
+                                           "gpt_neox", "gpt_oss", "ministral3", "nemotron", "olmo2",
+                                           "phimoe", "qwen2_moe", "stablelm"));
 
 constexpr char kNano[] = "/models/lathe-nano";
 
