@@ -69,6 +69,9 @@ std::vector<NamedShape> DividedShapes() {
 
 std::vector<RankGrid> GridsOf(const ModelConfig& config) {
   std::vector<RankGrid> grids = {{1, 2}};
+  const auto& of_qk = config.norms.of_qk;
+  // Ranks that have some heads each would have to add up what all of them square.
+  if (of_qk.has_value() && of_qk->over == QkNormConfig::Over::kAllHeads) return grids;
   if (config.n_kv_heads >= 2) grids.insert(grids.end(), {{2, 1}, {2, 2}});
   if (config.n_kv_heads >= 4) grids.push_back({4, 1});
   return grids;
