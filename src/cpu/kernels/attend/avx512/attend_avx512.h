@@ -61,9 +61,11 @@ KVL_INLINE __m512 Tanh(__m512 x) {
 template <int kLines>
 KVL_INLINE void CapScores(const RowCap& cap, __m512 (&scores)[kLines]) {
   const __m512 unit = _mm512_set1_ps(cap.unit), shift = _mm512_set1_ps(cap.shift);
-  for (__m512& line : scores) {
-    line = _mm512_mul_ps(_mm512_set1_ps(cap.most), Tanh(_mm512_fmadd_ps(line, unit, shift)));
-  }
+  // A loop would have the scores in memory, with and without a cap.
+  Unroll<kLines>([&](auto j) KVL_PART {
+    const __m512 capped = Tanh(_mm512_fmadd_ps(scores[j.value], unit, shift));
+    scores[j.value] = _mm512_mul_ps(_mm512_set1_ps(cap.most), capped);
+  });
 }
 
 // Raises the row's maximum to the largest lane of `top`, and its 16 partial sums with it. Most
