@@ -154,7 +154,7 @@ class SmallModel(cli_support.CommandLineCase):
             return lambda model: model.keys.update({name: (kind, value)})
         self.refuse_changed("'mamba' is not supported; supported: llama",
                             set_key("general.architecture", TEXT, "mamba"))
-        self.refuse_changed('"rwkv" is not supported; supported are gpt2 and llama',
+        self.refuse_changed('"rwkv" (RWKV\'s list of words) is not supported; supported are gpt2, gemma4 and llama',
                             set_key("tokenizer.ggml.model", TEXT, "rwkv"))
         self.refuse_changed("mixtures of experts", set_key("llama.expert_count", UINT32, 8))
         self.refuse_changed("llama.attention.head_count' differs from layer to layer",

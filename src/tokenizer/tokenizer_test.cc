@@ -217,6 +217,12 @@ TEST_F(VocabAndMergesTest, ClassModelTypeOrOptionNameThePreTokenizer) {
   EXPECT_EQ(Load()->Tokenize("e\u0301", false), Load()->Tokenize("\u00E9", false)) << "NFC";
   Write("tokenizer_config.json", {{"tokenizer_class", "GPT2Tokenizer"}});
   EXPECT_NE(Load()->Tokenize("e\u0301", false), Load()->Tokenize("\u00E9", false));
+  // StarCoder's digits are single, and what stands before them is a piece of its own.
+  Write("config.json", {{"model_type", "starcoder2"}});
+  EXPECT_EQ(Load()->Tokenize(" lathe 12", false).size(), 4u);
+  Write("tokenizer_config.json", {{"tokenizer_class", "CohereTokenizer"}});
+  Write("config.json", {{"model_type", "cohere2"}});
+  EXPECT_EQ(Load()->Tokenize("e\u0301", false), Load()->Tokenize("\u00E9", false)) << "NFC";
 }
 
 TEST_F(VocabAndMergesTest, AddedTokensComeFromTheConfiguration) {

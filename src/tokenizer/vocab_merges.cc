@@ -1,6 +1,7 @@
 // vocab.json + merges.txt, which say nothing about pre-tokenizer, normaliser or special tokens:
 // those come from the tokenizer's class.
 #include <algorithm>
+#include <utility>
 
 #include "io/files.h"
 #include "tokenizer/files/bpe_files.h"
@@ -11,22 +12,39 @@
 namespace kvlathe {
 namespace {
 
+constexpr std::pair<std::string_view, std::string_view> kOfModelTypes[] = {
+    {"starcoder2", "starcoder"},
+    {"gpt_neox", "olmo"},
+    {"cohere", "command-r"},
+    {"cohere2", "command-r"},
+    {"qwen2_moe", "qwen2"},
+    {"qwen3", "qwen2"},
+    {"qwen3_moe", "qwen2"},
+    {"llama", "llama3"},  // of the Llama family only 3 has bytes
+    {"gpt2", "gpt2"},
+    {"qwen2", "qwen2"},
+    {"falcon", "falcon"},
+};
+constexpr std::pair<std::string_view, std::string_view> kOfClasses[] = {
+    {"Qwen2Tokenizer", "qwen2"},   {"GPTNeoXTokenizer", "olmo"}, {"CohereTokenizer", "command-r"},
+    {"CodeGenTokenizer", "phi-2"}, {"GPT2Tokenizer", "gpt2"},
+};
+
 StatusOr<std::string> PreTokenizerName(const std::string& directory, const ModelSettings& settings,
                                        const std::string& pre) {
   if (!pre.empty()) return pre;
-  const std::string& tokenizer_class = settings.tokenizer_class;
-  if (tokenizer_class.starts_with("GPT2Tokenizer")) return "gpt2";
-  if (tokenizer_class.starts_with("Qwen2Tokenizer")) return "qwen2";
-  const std::string& model_type = settings.model_type;
-  // Of the Llama family only Llama 3 has byte-level BPE.
-  if (model_type == "llama") return "llama3";
-  for (const char* name : {"gpt2", "qwen2", "falcon"}) {
-    if (model_type == name) return name;
+  const bool is_starcoder = settings.model_type == "starcoder2";  // whose class is GPT-2's
+  for (const auto& [tokenizer_class, name] : kOfClasses) {
+    const bool is_class = settings.tokenizer_class.starts_with(tokenizer_class);
+    if (is_class && !is_starcoder) return std::string(name);
+  }
+  for (const auto& [model_type, name] : kOfModelTypes) {
+    if (settings.model_type == model_type) return std::string(name);
   }
   return Error(StatusCode::kUnimplemented,
                "{}: tokenizer_class \"{}\" and model_type \"{}\" do not tell the pre-tokenizer of "
                "vocab.json; name it (gpt2, llama3, qwen2, falcon, ...)",
-               directory, tokenizer_class, model_type);
+               directory, settings.tokenizer_class, settings.model_type);
 }
 
 // GPT-2, Qwen2 and Falcon end their texts with this token, whether or not a file says so.
