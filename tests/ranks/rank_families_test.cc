@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -69,6 +70,8 @@ std::vector<NamedShape> DividedShapes() {
 
 std::vector<RankGrid> GridsOf(const ModelConfig& config) {
   std::vector<RankGrid> grids = {{1, 2}};
+  const std::optional<QkNormConfig>& norms = config.norms.of_qk;
+  if (norms.has_value() && norms->over == QkNormConfig::Over::kAllHeads) return grids;  // refused
   if (config.n_kv_heads >= 2) grids.insert(grids.end(), {{2, 1}, {2, 2}});
   if (config.n_kv_heads >= 4) grids.push_back({4, 1});
   return grids;
