@@ -9,13 +9,12 @@
 
 #include "base/status.h"
 #include "io/gguf/gguf.h"
-#include "tensor/dtype.h"
 
 namespace kvlathe::testing {
 
-// A tensor of a copy. Bytes of a type of ggml's blocks are blocks.
+// A tensor of a copy.
 struct CopiedTensor {
-  DType dtype = DType::kF32;       // of a folder
+  std::string dtype;               // of a folder, as safetensors names it
   GgmlType type = GgmlType::kF32;  // of a GGUF file
   std::vector<int64_t> shape;      // row-major
   std::string bytes;

@@ -87,7 +87,10 @@ TEST(DamagedWeights, TensorsOfFoldersAreNamed) {
   for (const DamagedTensor& c : kFolders) {
     SCOPED_TRACE(std::string(c.model) + " " + c.tensor);
     CopyFolder(c.model, folder, [&](CopiedTensors* tensors) { Spoil(c, tensors); });
-    ExpectOneClearError(OpenModel(folder), c.tensor);
+    // Blocks and scales together are a tensor of values.
+    std::string needle = c.tensor;
+    if (c.damage == Damage::kNan && needle.ends_with("_scales")) needle.resize(needle.size() - 7);
+    ExpectOneClearError(OpenModel(folder), needle);
   }
 }
 

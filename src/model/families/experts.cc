@@ -27,6 +27,23 @@ Status ReadQwenLayers(const ConfigFields& fields, ModelConfig* c) {
   return OkStatus();
 }
 
+// What Phi-3.5-MoE multiplies turned rows by is not LongRope's own number but the file's.
+Status ReadOwnAmplitude(const ConfigFields& fields, ModelConfig* c) {
+  RopeConfig& rope = c->attention.kinds[0].rope;
+  if (rope.scaling != RopeConfig::Scaling::kLongRope) return OkStatus();
+  const char* const object = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const ConfigFields inner(fields.at(object), fields.where());
+  KVL_ASSIGN_OR_RETURN(const double of_short,
+                       inner.NumberOr("short_mscale", rope.amplitude, 1e-3, 1e3));
+  KVL_ASSIGN_OR_RETURN(rope.amplitude, inner.NumberOr("long_mscale", of_short, 1e-3, 1e3));
+  if (of_short != rope.amplitude) {
+    return Error(StatusCode::kUnimplemented,
+                 "{}: short_mscale {} and long_mscale {} differ; supported: one for both",
+                 fields.where(), of_short, rope.amplitude);
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Status ReadMixtral(const ConfigFields& fields, ModelConfig* c) {
@@ -176,7 +193,13 @@ Status ReadPhiMoe(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(c->biases.head, fields.BoolOr("lm_head_bias", false));
   c->layout = WeightLayout::kMixtral;
   c->norms.kind = NormKind::kLayer;
+  KVL_RETURN_IF_ERROR(ReadOwnAmplitude(fields, c));
   KVL_RETURN_IF_ERROR(ReadExperts(fields, {.ffn = "intermediate_size"}, c));
+  if (c->experts->n_used != 2) {
+    return Error(StatusCode::kUnimplemented,
+                 "{}: 'num_experts_per_tok' is {}; the router of {} chooses 2", fields.where(),
+                 c->experts->n_used, c->model_type);
+  }
   c->experts->score = ExpertsConfig::Score::kSparseMixer;
   KVL_ASSIGN_OR_RETURN(const double jitter, fields.NumberOr("router_jitter_noise", 0.01, 0, 1));
   c->experts->mixer_jitter = static_cast<float>(jitter);

@@ -34,6 +34,8 @@ Status RefuseActivation(const ConfigFields& fields, const char* key, const std::
 Status RequireSwitch(const ConfigFields& fields, const char* key, bool required);
 // sliding_window of a model whose layers all have it.
 Status ReadWindow(const ConfigFields& fields, ModelConfig* c);
+// Epsilon of norms, above 0, so that a row of zeros has a norm.
+Status ReadEpsilon(const ConfigFields& fields, const char* key, double fallback, ModelConfig* c);
 // What transformers assumes where config.json leaves out a size that families share.
 struct ShapeDefaults {
   int n_kv_heads = 0;     // 0: as many as query heads, which null means in every family
@@ -50,6 +52,10 @@ Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefault
 // Before ReadRope, with head_dim known.
 Status ReadPartialRotary(const ConfigFields& fields, const char* key, double fallback,
                          ModelConfig* c);
+// The same by the name that most families give it.
+inline Status ReadRotaryFraction(const ConfigFields& fields, double fallback, ModelConfig* c) {
+  return ReadPartialRotary(fields, "partial_rotary_factor", fallback, c);
+}
 // hidden_act, or what stands under another key, which must be `name`; left out it is so.
 Status RequireActivation(const ConfigFields& fields, const std::string& name,
                          const char* key = "hidden_act");

@@ -50,8 +50,7 @@ Status ReadGptNeox(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(c->ffn_dim, fields.Integer("intermediate_size", 1, kMaxDim));
   KVL_ASSIGN_OR_RETURN(c->max_seq_len,
                        fields.IntegerOr("max_position_embeddings", 2048, 1, kMaxPositions));
-  KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr("layer_norm_eps", 1e-5, 0, 1));
-  c->norms.eps = static_cast<float>(eps);
+  KVL_RETURN_IF_ERROR(ReadEpsilon(fields, "layer_norm_eps", 1e-5, c));
   KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", false));
   KVL_RETURN_IF_ERROR(ReadGelu(fields, "gelu", c));
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", true));

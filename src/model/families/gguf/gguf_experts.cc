@@ -1,5 +1,5 @@
 // The architectures of GGUF files with experts.
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
 namespace kvlathe::gguf {
 namespace {

@@ -2,7 +2,7 @@
 // without RoPE, multipliers.
 #include <cmath>
 
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
 namespace kvlathe::gguf {
 namespace {

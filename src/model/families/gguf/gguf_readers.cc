@@ -1,5 +1,6 @@
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace kvlathe::gguf {
@@ -8,15 +9,23 @@ namespace {
 using nlohmann::json;
 
 // A small F32 tensor of factors of the rotations; empty if it is not there.
-StatusOr<std::vector<double>> Factors(const GgufFile& file, std::string_view name) {
+StatusOr<std::vector<double>> Factors(const Context& c, std::string_view name) {
+  const GgufFile& file = c.file;
   const GgufTensor* tensor = file.FindTensor(name);
   if (tensor == nullptr) return std::vector<double>();
-  if (tensor->type != GgmlType::kF32 || tensor->n_elements() > (1 << 16)) {
-    return Error(StatusCode::kDataLoss, "{}: tensor '{}' is not a short list of F32", file.path(),
-                 name);
+  KVL_ASSIGN_OR_RETURN(const int64_t n_rotating, file.IntegerOr(c.keys.Name("rope.dimension_count"),
+                                                                HeadDim(*c.config), 0, kMaxSize));
+  if (tensor->type != GgmlType::kF32 || tensor->n_elements() != n_rotating / 2) {
+    return Error(StatusCode::kDataLoss,
+                 "{}: tensor '{}' is not a list of {} F32 factors, one of each pair of channels",
+                 file.path(), name, n_rotating / 2);
   }
   std::vector<float> factors(tensor->n_elements());
   ConvertToFloat(DType::kF32, tensor->data, std::ssize(factors), factors.data());
+  if (!std::ranges::all_of(factors, [](float x) { return std::isfinite(x) && x > 0; })) {
+    return Error(StatusCode::kDataLoss, "{}: tensor '{}' holds a factor that is not above 0",
+                 file.path(), name);
+  }
   return std::vector<double>(factors.begin(), factors.end());
 }
 
@@ -63,14 +72,14 @@ Status ReadRopeScaling(const Context& c) {
   KVL_ASSIGN_OR_RETURN(
       const int64_t original,
       c.file.IntegerOr(c.keys.Name("rope.scaling.original_context_length"), context, 1, kMaxSize));
-  KVL_ASSIGN_OR_RETURN(const auto of_freqs, Factors(c.file, "rope_freqs.weight"));
+  KVL_ASSIGN_OR_RETURN(const auto of_freqs, Factors(c, "rope_freqs.weight"));
   if (!of_freqs.empty()) {  // Llama 3.1's
     (*c.config)["rope_scaling"] = FactorScaling(of_freqs, of_freqs, static_cast<double>(context));
     (*c.config)["rope_scaling"]["attention_factor"] = 1;
     return OkStatus();
   }
-  KVL_ASSIGN_OR_RETURN(const auto of_short, Factors(c.file, "rope_factors_short.weight"));
-  KVL_ASSIGN_OR_RETURN(const auto of_long, Factors(c.file, "rope_factors_long.weight"));
+  KVL_ASSIGN_OR_RETURN(const auto of_short, Factors(c, "rope_factors_short.weight"));
+  KVL_ASSIGN_OR_RETURN(const auto of_long, Factors(c, "rope_factors_long.weight"));
   if (!of_short.empty() || !of_long.empty()) {
     (*c.config)["rope_scaling"] = FactorScaling(of_short, of_long, static_cast<double>(original));
     const std::string attention = c.keys.Name("rope.scaling.attn_factor");
@@ -88,6 +97,10 @@ Status ReadRopeScaling(const Context& c) {
   KVL_ASSIGN_OR_RETURN(const double factor,
                        c.file.NumberOr(c.keys.Name("rope.scaling.factor"), old_factor, 0, 1e6));
   const bool is_old = c.file.FindValue(c.keys.Name("rope.scaling.type")) == nullptr;
+  if (type == "yarn" && factor == 0) {
+    return Error(StatusCode::kDataLoss, "{}: key '{}' is 0, but must be at least 1", c.file.path(),
+                 c.keys.Name("rope.scaling.factor"));
+  }
   if ((type == "none" && !is_old) || factor == 1 || factor == 0) return OkStatus();
   if (type == "yarn" && factor > 1) return ReadYarn(c, factor, original);
   (*c.config)["rope_scaling"] = {{"type", is_old ? "linear" : type}, {"factor", factor}};

@@ -130,7 +130,7 @@ Status ReadXverse(const Context& c);
 Status ReadQwen(const Context& c);
 Status ReadMiniCpm(const Context& c);
 
-// With experts (families/gguf_experts.cc).
+// With experts (gguf_experts.cc).
 Status ReadMixtral(const Context& c);  // of a file that ReadLlama has read
 Status ReadQwen2Moe(const Context& c);
 Status ReadQwen3Moe(const Context& c);

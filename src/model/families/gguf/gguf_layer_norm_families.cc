@@ -1,5 +1,5 @@
 // The architectures of GGUF files whose norms take the mean off.
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
 namespace kvlathe::gguf {
 namespace {
@@ -32,9 +32,10 @@ Status ReadRotaryShare(const Context& c, const char* field) {
 
 }  // namespace
 
-// Files have no window, whatever the model has; llama.cpp computes it without one.
+// llama.cpp's converter leaves the window out.
 Status ReadStarcoder2(const Context& c) {
   KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "starcoder2", "norm_epsilon"));
+  KVL_RETURN_IF_ERROR(ReadWindow(c));
   return RequireWholeRotary(c);
 }
 

@@ -2,7 +2,7 @@
 // and keys, and by what stands between the products of the MLP.
 #include <cmath>
 
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
 namespace kvlathe::gguf {
 namespace {

@@ -1,11 +1,11 @@
-#include "model/families/gguf_config.h"
+#include "model/families/gguf/gguf_config.h"
 
 #include <fmt/ranges.h>
 
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 #include "tensor/dtype.h"
 
 namespace kvlathe {
