@@ -14,8 +14,6 @@ Status ReadFalconHeads(const ConfigFields& fields, bool is_new, ModelConfig* c) 
   return CheckHeads(fields, *c);
 }
 
-}  // namespace
-
 Status ReadFalcon(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(const bool alibi, fields.BoolOr("alibi", false));
   if (alibi) {
@@ -51,6 +49,15 @@ Status ReadFalcon(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("activation", "gelu"));
   if (activation != "gelu") return RefuseActivation(fields, "activation", activation, "gelu");
   return ReadRope(fields, c);
+}
+
+}  // namespace
+
+std::span<const Family> FalconFamilies() {
+  static constexpr Family kRows[] = {
+      {"falcon", ReadFalcon},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

@@ -1,6 +1,7 @@
 #include "model/families/family_readers.h"
 
 namespace kvlathe {
+namespace {
 
 Status ReadGpt2(const ConfigFields& fields, ModelConfig* c) {
   c->layout = WeightLayout::kGpt2;
@@ -30,6 +31,15 @@ Status ReadGpt2(const ConfigFields& fields, ModelConfig* c) {
   if (activation == "gelu") return OkStatus();
   return RefuseActivation(fields, "activation_function", activation,
                           "gelu_new, gelu_pytorch_tanh, gelu");
+}
+
+}  // namespace
+
+std::span<const Family> Gpt2Families() {
+  static constexpr Family kRows[] = {
+      {"gpt2", ReadGpt2},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

@@ -2,6 +2,7 @@
 #include "model/families/family_readers.h"
 
 namespace kvlathe {
+namespace {
 
 Status ReadStarcoder2(const ConfigFields& fields, ModelConfig* c) {
   c->layout = WeightLayout::kStarcoder2;
@@ -121,6 +122,22 @@ Status ReadOrion(const ConfigFields& fields, ModelConfig* c) {
   c->norms.kind = NormKind::kLayer;
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c, {.eps = 1e-5}));
   return ReadRope(fields, c);
+}
+
+}  // namespace
+
+std::span<const Family> LayerNormFamilies() {
+  static constexpr Family kRows[] = {
+      {"starcoder2", ReadStarcoder2},
+      {"stablelm", ReadStableLm},
+      {"gpt_neox", ReadGptNeox},
+      {"phi", ReadPhi},
+      {"nemotron", ReadNemotron},
+      {"jais2", ReadJais2},
+      {"olmo", ReadOlmo},
+      {"orion", ReadOrion},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

@@ -2,8 +2,9 @@
 
 #include <fmt/ranges.h>
 
-#include <array>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
 
 #include "model/families/gguf/gguf_readers.h"
 #include "tensor/dtype.h"
@@ -13,69 +14,26 @@ namespace {
 
 using nlohmann::json;
 
-struct Architecture {
-  std::string_view name;
-  Status (*read)(const gguf::Context& context);
-  bool has_neighbour_pairs = false;  // ModelConfig::has_neighbour_pairs
-};
+using gguf::Architecture;
 
-constexpr std::array kArchitectures = {
-    Architecture{"llama", gguf::ReadLlama, true},
-    Architecture{"qwen2", gguf::ReadQwen2},
-    Architecture{"qwen3", gguf::ReadQwen3},
-    Architecture{"gemma3", gguf::ReadGemma3},
-    Architecture{"phi3", gguf::ReadPhi3},
-    Architecture{"gpt2", gguf::ReadGpt2},
-    Architecture{"falcon", gguf::ReadFalcon},
-    Architecture{"starcoder2", gguf::ReadStarcoder2},
-    Architecture{"stablelm", gguf::ReadStableLm},
-    Architecture{"gptneox", gguf::ReadGptNeox},
-    Architecture{"phi2", gguf::ReadPhi2},
-    Architecture{"nemotron", gguf::ReadNemotron},
-    Architecture{"seed_oss", gguf::ReadSeedOss},
-    Architecture{"hunyuan-dense", gguf::ReadHunyuanDense},
-    Architecture{"ernie4_5", gguf::ReadErnie45, true},
-    Architecture{"internlm2", gguf::ReadInternLm2, true},
-    Architecture{"arcee", gguf::ReadArcee, true},
-    Architecture{"apertus", gguf::ReadApertus},
+std::vector<Architecture> AllArchitectures() {
+  std::vector<Architecture> all;
+  for (const auto of_file :
+       {gguf::FirstFamilies(), gguf::LayerNormFamilies(), gguf::RmsNormFamilies(),
+        gguf::DenseFamilies(), gguf::ExpertFamilies()}) {
+    all.insert(all.end(), of_file.begin(), of_file.end());
+  }
+  return all;
+}
 
-    Architecture{"gemma", gguf::ReadGemma},
-    Architecture{"gemma2", gguf::ReadGemma2},
-    Architecture{"smollm3", gguf::ReadSmolLm3, true},
-    Architecture{"olmo2", gguf::ReadOlmo2},
-    Architecture{"granite", gguf::ReadGranite, true},
-    Architecture{"glm4", gguf::ReadGlm4, true},
-    Architecture{"command-r", gguf::ReadCommandR, true},
-    Architecture{"cohere2", gguf::ReadCohere2, true},
-    Architecture{"exaone4", gguf::ReadExaone4},
-    Architecture{"mistral3", gguf::ReadMistral3, true},
-
-    // With experts.
-    Architecture{"qwen2moe", gguf::ReadQwen2Moe},
-    Architecture{"qwen3moe", gguf::ReadQwen3Moe},
-    Architecture{"olmoe", gguf::ReadOlmoe},
-    Architecture{"granitemoe", gguf::ReadGraniteMoe, true},
-    Architecture{"gpt-oss", gguf::ReadGptOss},
-    Architecture{"glm4moe", gguf::ReadGlm4Moe},
-    Architecture{"ernie4_5-moe", gguf::ReadErnieMoe, true},
-    Architecture{"phimoe", gguf::ReadPhiMoe},
-    Architecture{"bailingmoe2", gguf::ReadBailingMoe2},
-    Architecture{"jais2", gguf::ReadJais2},
-    Architecture{"olmo", gguf::ReadOlmo, true},
-    Architecture{"orion", gguf::ReadOrion},
-    Architecture{"exaone", gguf::ReadExaone},
-    Architecture{"xverse", gguf::ReadXverse, true},
-    Architecture{"qwen", gguf::ReadQwen},
-    Architecture{"minicpm", gguf::ReadMiniCpm, true},
-};
-
-StatusOr<const Architecture*> FindArchitecture(const GgufFile& file) {
+StatusOr<Architecture> FindArchitecture(const GgufFile& file) {
   KVL_ASSIGN_OR_RETURN(const std::string name, file.TextOr("general.architecture", ""));
-  for (const Architecture& known : kArchitectures) {
-    if (known.name == name) return &known;
+  const std::vector<Architecture> architectures = AllArchitectures();
+  for (const Architecture& known : architectures) {
+    if (known.name == name) return known;
   }
   std::vector<std::string_view> names;
-  for (const Architecture& known : kArchitectures) names.push_back(known.name);
+  for (const Architecture& known : architectures) names.push_back(known.name);
   return Error(StatusCode::kUnimplemented,
                "{}: the architecture '{}' is not supported; supported: {}", file.path(), name,
                fmt::join(names, ", "));
@@ -110,7 +68,7 @@ void ReadBiases(const GgufFile& file, ModelConfig* c) {
 }  // namespace
 
 StatusOr<json> GgufConfigJson(const GgufFile& file) {
-  KVL_ASSIGN_OR_RETURN(const Architecture* architecture, FindArchitecture(file));
+  KVL_ASSIGN_OR_RETURN(const Architecture architecture, FindArchitecture(file));
   const std::vector<std::string> unreadable = file.UnreadableTensors();
   if (!unreadable.empty()) {
     return Error(StatusCode::kUnimplemented,
@@ -118,21 +76,21 @@ StatusOr<json> GgufConfigJson(const GgufFile& file) {
                  "Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4",
                  file.path(), unreadable.front());
   }
-  const gguf::ArchitectureKeys keys(file, std::string(architecture->name));
+  const gguf::ArchitectureKeys keys(file, std::string(architecture.name));
   json config = json::object();
   const gguf::Context context{file, keys, &config};
   KVL_RETURN_IF_ERROR(gguf::ReadSizes(context));
-  KVL_RETURN_IF_ERROR(architecture->read(context));
+  KVL_RETURN_IF_ERROR(architecture.read(context));
   KVL_RETURN_IF_ERROR(ReadEnds(context));
   return config;
 }
 
 StatusOr<ModelConfig> ReadGgufConfig(const GgufFile& file) {
-  KVL_ASSIGN_OR_RETURN(const Architecture* architecture, FindArchitecture(file));
+  KVL_ASSIGN_OR_RETURN(const Architecture architecture, FindArchitecture(file));
   KVL_ASSIGN_OR_RETURN(const json config, GgufConfigJson(file));
   KVL_ASSIGN_OR_RETURN(ModelConfig c, ParseModelConfig(config, file.path()));
   c.layout = WeightLayout::kGguf;
-  c.has_neighbour_pairs = architecture->has_neighbour_pairs;
+  c.has_neighbour_pairs = architecture.has_neighbour_pairs;
   ReadBiases(file, &c);
   return c;
 }

@@ -30,8 +30,6 @@ Status ReadRotaryShare(const Context& c, const char* field) {
   return OkStatus();
 }
 
-}  // namespace
-
 // llama.cpp's converter leaves the window out.
 Status ReadStarcoder2(const Context& c) {
   KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "starcoder2", "norm_epsilon"));
@@ -77,6 +75,18 @@ Status ReadOlmo(const Context& c) {
 Status ReadOrion(const Context& c) {
   KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "orion", "rms_norm_eps"));
   return RequireWholeRotary(c);
+}
+
+}  // namespace
+
+std::span<const Architecture> LayerNormFamilies() {
+  static constexpr Architecture kRows[] = {
+      {"starcoder2", ReadStarcoder2}, {"stablelm", ReadStableLm},
+      {"gptneox", ReadGptNeox},       {"phi2", ReadPhi2},
+      {"nemotron", ReadNemotron},     {"jais2", ReadJais2},
+      {"olmo", ReadOlmo, true},       {"orion", ReadOrion},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe::gguf

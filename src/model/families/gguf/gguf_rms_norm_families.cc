@@ -30,8 +30,6 @@ StatusOr<json> XieluNumber(const GgufFile& file, const std::string& key, int64_t
   return json(std::vector<double>(n_layers, of_all));
 }
 
-}  // namespace
-
 Status ReadSeedOss(const Context& c) { return ReadAsLlama(c, "seed_oss"); }
 
 // Files have the larger theta that a config.json means by "dynamic".
@@ -100,6 +98,24 @@ Status ReadMiniCpm(const Context& c) {
   KVL_RETURN_IF_ERROR(read("logit_scale", hidden / 256, "logits_scaling"));
   config["attention_multiplier"] = 1 / std::sqrt(head_dim);
   return OkStatus();
+}
+
+}  // namespace
+
+std::span<const Architecture> RmsNormFamilies() {
+  static constexpr Architecture kRows[] = {
+      {"seed_oss", ReadSeedOss},
+      {"hunyuan-dense", ReadHunyuanDense},
+      {"ernie4_5", ReadErnie45, true},
+      {"internlm2", ReadInternLm2, true},
+      {"arcee", ReadArcee, true},
+      {"apertus", ReadApertus},
+      {"exaone", ReadExaone},
+      {"xverse", ReadXverse, true},
+      {"qwen", ReadQwen},
+      {"minicpm", ReadMiniCpm, true},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe::gguf
