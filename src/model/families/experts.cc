@@ -44,6 +44,24 @@ Status ReadOwnAmplitude(const ConfigFields& fields, ModelConfig* c) {
   return OkStatus();
 }
 
+// Routers and shared experts as DeepSeek-V3 has them.
+Status ReadDeepSeekExperts(const ConfigFields& fields, bool normalises, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadExperts(fields, {.count = "n_routed_experts"}, c));
+  ExpertsConfig& experts = *c->experts;
+  experts.score = ExpertsConfig::Score::kSigmoid;
+  experts.has_choice_bias = true;
+  experts.min_sum = 1e-20f;
+  experts.adds_min_sum = true;
+  KVL_ASSIGN_OR_RETURN(experts.normalises, fields.BoolOr("norm_topk_prob", normalises));
+  KVL_ASSIGN_OR_RETURN(const double scale, fields.NumberOr("routed_scaling_factor", 1, 0, 1e6));
+  experts.scale = static_cast<float>(scale);
+  KVL_ASSIGN_OR_RETURN(const int n_shared, fields.IntegerOr("n_shared_experts", 1, 0, 64));
+  experts.shared_ffn_dim = n_shared * experts.ffn_dim;
+  KVL_RETURN_IF_ERROR(ReadExpertGroups(fields, c));
+  KVL_RETURN_IF_ERROR(ReadDenseLayers(fields, "first_k_dense_replace", c));
+  return OkStatus();
+}
+
 Status ReadMixtral(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
   KVL_RETURN_IF_ERROR(ReadWindow(fields, c));
@@ -136,19 +154,26 @@ Status ReadGlm4Moe(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
   KVL_ASSIGN_OR_RETURN(const bool has_norms, fields.BoolOr("use_qk_norm", false));
   if (has_norms) c->norms.of_qk = QkNormConfig();
-  KVL_RETURN_IF_ERROR(ReadExperts(fields, {.count = "n_routed_experts"}, c));
-  ExpertsConfig& experts = *c->experts;
-  experts.score = ExpertsConfig::Score::kSigmoid;
-  experts.has_choice_bias = true;
-  experts.min_sum = 1e-20f;
-  experts.adds_min_sum = true;
-  KVL_ASSIGN_OR_RETURN(experts.normalises, fields.BoolOr("norm_topk_prob", true));
-  KVL_ASSIGN_OR_RETURN(const double scale, fields.NumberOr("routed_scaling_factor", 1, 0, 1e6));
-  experts.scale = static_cast<float>(scale);
-  KVL_ASSIGN_OR_RETURN(const int n_shared, fields.IntegerOr("n_shared_experts", 1, 0, 64));
-  experts.shared_ffn_dim = n_shared * experts.ffn_dim;
-  KVL_RETURN_IF_ERROR(ReadExpertGroups(fields, c));
-  KVL_RETURN_IF_ERROR(ReadDenseLayers(fields, "first_k_dense_replace", c));
+  KVL_RETURN_IF_ERROR(ReadDeepSeekExperts(fields, /*normalises=*/true, c));
+  DropUnusedExperts(c);
+  return OkStatus();
+}
+
+// dots.llm1: layers from max_window_layers on have a window.
+Status ReadDots1(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c, {.max_positions = 2048}));
+  KVL_RETURN_IF_ERROR(ReadAttentionBias(fields, c));
+  KVL_RETURN_IF_ERROR(ReadRope(fields, c));
+  c->norms.of_qk = QkNormConfig();
+  KVL_ASSIGN_OR_RETURN(std::vector<bool> slides, ReadSlidingLayers(fields, c->n_layers));
+  KVL_ASSIGN_OR_RETURN(const int first,
+                       fields.IntegerOr("max_window_layers", 62, 0, kMaxPositions));
+  for (int l = 0; std::ssize(slides) < c->n_layers; ++l) slides.push_back(l >= first);
+  KVL_ASSIGN_OR_RETURN(const int window,
+                       fields.IntegerOr("sliding_window", 4096, 1, kMaxPositions));
+  const std::vector<bool> turns(c->n_layers, true);
+  SetLayerKinds(c->attention.kinds[0].rope, window, turns, slides, c);
+  KVL_RETURN_IF_ERROR(ReadDeepSeekExperts(fields, /*normalises=*/false, c));
   DropUnusedExperts(c);
   return OkStatus();
 }
@@ -239,16 +264,43 @@ Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c) {
   return OkStatus();
 }
 
+Status ReadMiniMaxM2(const ConfigFields& fields, ModelConfig* c) {
+  c->layout = WeightLayout::kMixtral;
+  KVL_RETURN_IF_ERROR(
+      ReadLlamaLike(fields, c, {.n_kv_heads = 8, .head_dim = 128, .max_positions = 196608}));
+  KVL_ASSIGN_OR_RETURN(const int rotary_dim,
+                       fields.IntegerOr("rotary_dim", c->head_dim, 2, c->head_dim));
+  const double fraction = static_cast<double>(rotary_dim) / c->head_dim;
+  KVL_RETURN_IF_ERROR(ReadPartialRotary(fields, "partial_rotary_factor", fraction, c));
+  KVL_RETURN_IF_ERROR(ReadRope(fields, {.default_theta = 5e6}, *c, &c->attention.kinds[0].rope));
+  c->norms.of_qk = QkNormConfig{.over = QkNormConfig::Over::kAllHeads};
+  KVL_RETURN_IF_ERROR(ReadExperts(
+      fields,
+      {.count = "num_local_experts", .other_count = "num_experts", .ffn = "intermediate_size"}, c));
+  c->experts->score = ExpertsConfig::Score::kSigmoid;
+  c->experts->has_choice_bias = c->experts->normalises = true;
+  return OkStatus();
+}
+
 }  // namespace
 
 std::span<const Family> ExpertFamilies() {
   static constexpr Family kRows[] = {
-      {"mixtral", ReadMixtral},        {"qwen2_moe", ReadQwen2Moe},
-      {"qwen3_moe", ReadQwen3Moe},     {"olmoe", ReadOlmoe},
-      {"granitemoe", ReadGraniteMoe},  {"granitemoeshared", ReadGraniteMoe},
-      {"gpt_oss", ReadGptOss},         {"glm4_moe", ReadGlm4Moe},
-      {"ernie4_5_moe", ReadErnieMoe},  {"phimoe", ReadPhiMoe},
-      {"bailing_moe", ReadBailingMoe}, {"bailing_moe_v2", ReadBailingMoe},
+      {"mixtral", ReadMixtral},
+      {"qwen2_moe", ReadQwen2Moe},
+      {"qwen3_moe", ReadQwen3Moe},
+      {"olmoe", ReadOlmoe},
+      {"granitemoe", ReadGraniteMoe},
+      {"granitemoeshared", ReadGraniteMoe},
+      {"gpt_oss", ReadGptOss},
+      {"glm4_moe", ReadGlm4Moe},
+      {"dots1", ReadDots1},
+      {"minimax_m2", ReadMiniMaxM2},
+      {"dots1", ReadDots1},
+      {"ernie4_5_moe", ReadErnieMoe},
+      {"phimoe", ReadPhiMoe},
+      {"bailing_moe", ReadBailingMoe},
+      {"bailing_moe_v2", ReadBailingMoe},
   };
   return kRows;
 }

@@ -1,4 +1,6 @@
 // Llama and the families that differ from it by switches, windows, positions and multipliers.
+#include <algorithm>
+
 #include "model/families/family_readers.h"
 
 namespace kvlathe {
@@ -172,11 +174,47 @@ Status ReadGranite(const ConfigFields& fields, ModelConfig* c) {
   return ReadRope(fields, c);
 }
 
+namespace {
+
+// Granite with windows, sink logits, and a theta of each layer's own; 0: its positions do not turn.
+Status ReadGraniteSwa(const ConfigFields& fields, ModelConfig* c) {
+  KVL_RETURN_IF_ERROR(ReadGranite(fields, c));
+  c->has_sink_logits = true;
+  const int n_layers = c->n_layers;
+  KVL_ASSIGN_OR_RETURN(std::vector<bool> slides, ReadSlidingLayers(fields, n_layers));
+  for (int l = 0; std::ssize(slides) < n_layers; ++l) slides.push_back(l % 4 != 0);
+  KVL_ASSIGN_OR_RETURN(const int window, fields.IntegerOr("sliding_window", 128, 1, kMaxPositions));
+  RopeConfig rope = c->attention.kinds[0].rope;
+  std::vector<bool> turns(n_layers, true);
+  if (fields.Has("layer_rope_theta")) {
+    KVL_ASSIGN_OR_RETURN(const std::vector<double> thetas,
+                         fields.Numbers("layer_rope_theta", n_layers, 0, 1e12));
+    rope.theta = *std::ranges::max_element(thetas);
+    for (int l = 0; l < n_layers; ++l) {
+      turns[l] = thetas[l] > 0;
+      if (!turns[l] || thetas[l] == rope.theta) continue;
+      return Error(StatusCode::kUnimplemented,
+                   "{}: 'layer_rope_theta' has {} and {}; supported: one theta, and 0",
+                   fields.where(), thetas[l], rope.theta);
+    }
+  }
+  SetLayerKinds(rope, window, turns, slides, c);
+  return OkStatus();
+}
+
+}  // namespace
+
 std::span<const Family> LlamaFamilies() {
   static constexpr Family kRows[] = {
-      {"llama", ReadLlama},         {"mistral", ReadMistral},       {"qwen2", ReadQwen2},
-      {"qwen3", ReadQwen3},         {"smollm3", ReadSmolLm3},       {"granite", ReadGranite},
-      {"ministral", ReadMinistral}, {"ministral3", ReadMinistral3},
+      {"llama", ReadLlama},
+      {"mistral", ReadMistral},
+      {"qwen2", ReadQwen2},
+      {"qwen3", ReadQwen3},
+      {"smollm3", ReadSmolLm3},
+      {"granite", ReadGranite},
+      {"granite_swa", ReadGraniteSwa},
+      {"ministral", ReadMinistral},
+      {"ministral3", ReadMinistral3},
   };
   return kRows;
 }

@@ -71,6 +71,7 @@ WeightTable MixtralTable(const ModelConfig& config, const TensorSource& source) 
     return t;
   }
   t.experts.router = "block_sparse_moe.gate";
+  t.experts.choice_bias = "block_sparse_moe.e_score_correction_bias";
   t.experts.gate = "block_sparse_moe.experts.{}.w1";
   t.experts.up = "block_sparse_moe.experts.{}.w3";
   t.experts.down = "block_sparse_moe.experts.{}.w2";

@@ -41,6 +41,10 @@ MODELS = {
     "granite": Golden(lambda: transformers.GraniteConfig(
         **NARROW, **RMS, embedding_multiplier=6.0, attention_multiplier=0.17, residual_multiplier=0.7,
         logits_scaling=3.0, tie_word_embeddings=True)),
+    # llama.cpp's converter knows no theta of a layer's own.
+    "granite_swa": Golden(lambda: transformers.GraniteSWAConfig(
+        **dict(NARROW, num_hidden_layers=4), **RMS, embedding_multiplier=6.0, attention_multiplier=0.17,
+        residual_multiplier=0.7, logits_scaling=3.0, tie_word_embeddings=True, sliding_window=21)),
     "glm4": Golden(lambda: transformers.Glm4Config(
         **dict(SMALL, num_attention_heads=2, num_key_value_heads=1, head_dim=32), **RMS, pad_token_id=0),
         published.older_rope),

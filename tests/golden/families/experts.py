@@ -83,6 +83,14 @@ MODELS = {
     "glm4_moe": Golden(lambda: glm4_moe(use_qk_norm=True), published.older_rope),
     "glm4_moe_groups": Golden(lambda: glm4_moe(n_group=4, topk_group=2),
                               published.older_rope),
+    # llama.cpp knows no windows and no shared heads of it.
+    "dots1": Golden(lambda: transformers.Dots1Config(
+        **dict(MOE, intermediate_size=40, num_key_value_heads=2), **RMS, n_routed_experts=EXPERTS, num_experts_per_tok=3,
+        moe_intermediate_size=WIDTH, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=1.3,
+        norm_topk_prob=True, sliding_window=200, max_window_layers=1), published.setting("layer_types", scoring_func="sigmoid")),
+    "minimax_m2": Golden(lambda: transformers.MiniMaxM2Config(
+        **dict(MOE, head_dim=32, num_attention_heads=2, num_key_value_heads=1), **RMS, num_local_experts=EXPERTS,
+        num_experts_per_tok=3, rotary_dim=16), published.setting(rotary_dim=16, scoring_func="sigmoid")),
     "ernie4_5_moe": Golden(lambda: transformers.Ernie4_5_MoeConfig(
         **dict(SMALL, intermediate_size=32), **RMS,
         moe_num_experts=EXPERTS, moe_k=3, moe_intermediate_size=WIDTH, moe_num_shared_experts=1,

@@ -153,6 +153,26 @@ Status ReadMistral3(const Context& c) {
   return OkStatus();
 }
 
+Status ReadGraniteSwa(const Context& c) {
+  KVL_RETURN_IF_ERROR(RefuseExperts(c));
+  KVL_RETURN_IF_ERROR(ReadGraniteLike(c));
+  json& config = *c.config;
+  config["model_type"] = "granite_swa";
+  KVL_RETURN_IF_ERROR(ReadWindowPattern(c, 128, 4));
+  const std::string key = c.keys.Name("attention.rope_pattern");
+  const GgufValue* const pattern = c.file.FindValue(key);
+  if (pattern == nullptr) return OkStatus();
+  if (!std::holds_alternative<std::vector<int64_t>>(*pattern)) {
+    return Error(StatusCode::kDataLoss, "{}: '{}' is not a list", c.file.path(), key);
+  }
+  json thetas = json::array();
+  for (const int64_t turns : std::get<std::vector<int64_t>>(*pattern)) {
+    thetas.push_back(turns != 0 ? config.value("rope_theta", 10000.0) : 0.0);
+  }
+  config["layer_rope_theta"] = std::move(thetas);
+  return OkStatus();
+}
+
 }  // namespace
 
 std::span<const Architecture> DenseFamilies() {
@@ -162,6 +182,7 @@ std::span<const Architecture> DenseFamilies() {
       {"smollm3", ReadSmolLm3, true},
       {"olmo2", ReadOlmo2},
       {"granite", ReadGranite, true},
+      {"granite_swa", ReadGraniteSwa, true},
       {"glm4", ReadGlm4, true},
       {"command-r", ReadCommandR, true},
       {"cohere2", ReadCohere2, true},

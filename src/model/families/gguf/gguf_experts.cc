@@ -151,6 +151,15 @@ Status ReadGlm4Moe(const Context& c) {
   return OkStatus();
 }
 
+// Files say nothing of windows, and llama.cpp has none there.
+Status ReadDots1(const Context& c) {
+  KVL_RETURN_IF_ERROR(ReadGlm4Moe(c));
+  (*c.config)["model_type"] = "dots1";
+  (*c.config)["layer_types"] =
+      std::vector<std::string>(c.config->at("num_hidden_layers").get<size_t>(), "full_attention");
+  return OkStatus();
+}
+
 Status ReadErnieMoe(const Context& c) {
   json& config = *c.config;
   KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
@@ -206,6 +215,17 @@ Status ReadBailingMoe2(const Context& c) {
   return OkStatus();
 }
 
+Status ReadMiniMaxM2(const Context& c) {
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
+  (*c.config)["model_type"] = "minimax_m2";
+  KVL_RETURN_IF_ERROR(ReadRotaryFraction(c));
+  KVL_RETURN_IF_ERROR(CopyExperts({.count = "num_local_experts", .ffn = "intermediate_size"}, c));
+  KVL_ASSIGN_OR_RETURN(const bool is_sigmoid, HasSigmoid(c, 2));
+  if (is_sigmoid) return OkStatus();
+  return Error(StatusCode::kUnimplemented, "{}: '{}' is 1; MiniMax M2 has sigmoids (2)",
+               c.file.path(), c.keys.Name("expert_gating_func"));
+}
+
 }  // namespace
 
 Status ReadMixtral(const Context& c) {
@@ -221,6 +241,8 @@ std::span<const Architecture> ExpertFamilies() {
       {"granitemoe", ReadGraniteMoe, true},
       {"gpt-oss", ReadGptOss},
       {"glm4moe", ReadGlm4Moe},
+      {"dots1", ReadDots1},
+      {"minimax-m2", ReadMiniMaxM2},
       {"ernie4_5-moe", ReadErnieMoe, true},
       {"phimoe", ReadPhiMoe},
       {"bailingmoe2", ReadBailingMoe2},
