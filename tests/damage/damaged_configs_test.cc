@@ -56,6 +56,7 @@ const DamagedConfig kExpertCounts[] = {
     {"glm4_moe", R"({"first_k_dense_replace": -1})", "first_k_dense_replace"},
     {"glm4_moe", R"({"routed_scaling_factor": "large"})", "routed_scaling_factor"},
     {"glm4_moe", R"({"routed_scaling_factor": -1})", "routed_scaling_factor"},
+    {"glm4_moe", R"({"routed_scaling_factor": 0})", "routed_scaling_factor"},
     {"glm4_moe_groups", R"({"n_group": 3})", "3 groups"},
     {"glm4_moe_groups", R"({"n_group": 0})", "n_group"},
     {"glm4_moe_groups", R"({"topk_group": 5})", "topk_group"},
