@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "calibration/fingerprint.h"
 #include "io/files.h"
-#include "model/families/gguf_config.h"
+#include "model/families/gguf/gguf_config.h"
 #include "training/retrofit/model_directory.h"
 #include "verbs.h"
 

@@ -89,7 +89,8 @@ StatusOr<TokenSequences> FisherSequences(const FisherVerbOptions& options,
   KVL_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.model));
   KVL_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Load(options.model, {options.pre}));
   KVL_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(options.text));
-  std::vector<int32_t> ids = tokenizer->Tokenize(text, /*add_bos=*/false, /*parse_special=*/false);
+  KVL_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                       tokenizer->TryTokenize(text, /*add_bos=*/false, /*parse_special=*/false));
   if (std::ssize(ids) > options.n_tokens) ids.resize(options.n_tokens);
   *token_source = "text:" + TokenHash(ids);
   const std::vector<int32_t> bos = tokenizer->Tokenize("", /*add_bos=*/true);

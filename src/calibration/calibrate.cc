@@ -61,7 +61,7 @@ struct CalibrationSums {
 
 // Everything that the sums of a job depend on, and how they are kept.
 std::string CheckpointKey(const CalibrationJob& job) {
-  constexpr uint64_t kVersion = 5;  // of what is summed up, and in which order
+  constexpr uint64_t kVersion = 6;  // of what is summed up, and in which order
   Fingerprint key;
   key.Add(kVersion);
   for (const std::string* text : {&job.source.model_hash, &job.source.rope,
@@ -71,9 +71,9 @@ std::string CheckpointKey(const CalibrationJob& job) {
   const StatisticsShape& s = job.shape;
   for (const int64_t number :
        {int64_t{s.n_layers}, int64_t{s.n_heads}, int64_t{s.n_kv_heads}, int64_t{s.head_dim},
-        int64_t{job.n_positions}, int64_t{job.across_heads}, int64_t{job.outputs},
-        int64_t{job.key_values}, int64_t{job.gradients != nullptr}, static_cast<int64_t>(job.isa),
-        static_cast<int64_t>(job.source.seed)}) {
+        int64_t{job.n_positions}, int64_t{job.turns_on}, int64_t{job.across_heads},
+        int64_t{job.outputs}, int64_t{job.key_values}, int64_t{job.gradients != nullptr},
+        static_cast<int64_t>(job.isa), static_cast<int64_t>(job.source.seed)}) {
     key.Add(static_cast<uint64_t>(number));
   }
   for (const auto& ids : job.sequences) key.Add(TokenHash(ids));
@@ -149,7 +149,8 @@ class CalibrationPass : public QkvObserver {
 };
 
 void CalibrationPass::MakeShifts() {
-  for (const int start : SpreadStarts(n_sequences(), sequence_tokens_, job_.n_positions)) {
+  const int n_positions = job_.turns_on ? job_.n_positions : 0;
+  for (const int start : SpreadStarts(n_sequences(), sequence_tokens_, n_positions)) {
     std::vector<PositionShift>& of_layers = shifts_.emplace_back();
     for (int l = 0; l < job_.shape.n_layers; ++l) {
       const RopeConfig& rope = job_.attention.of(l).rope;

@@ -65,6 +65,10 @@ struct CalibrationJob {
   AttentionLayers attention;  // of the model
   int n_positions = 0;        // CalibrationPositions(), or those of the longest sequence
   int rope_dim = 0;
+  // Whether a sequence may be taken to stand elsewhere in the context (PositionShift): not where
+  // weights multiply queries behind RoPE (QkNormConfig::weighs_turned_queries), whose scores depend
+  // on distances all the same but whose rows do not turn on with their position.
+  bool turns_on = true;
   TokenSequences sequences;
   bool across_heads = false;  // statistics across the KV heads of a layer too (G- and J-LRD)
   bool outputs = false;       // CalibrationStatistics::outputs too

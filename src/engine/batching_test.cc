@@ -45,8 +45,7 @@ void PrintTo(const CacheCase& c, std::ostream* out) { *out << c.name; }
 class BatchingTest : public ::testing::TestWithParam<CacheCase> {
  protected:
   void SetUp() override {
-    ModelConfig c = WideConfig(/*head_dim=*/32);
-    c.attention.kinds[0].window = GetParam().window;
+    const ModelConfig c = MakeConfig();
     auto weights = ModelWeights::Load(c, GetParam().dtype, MakeRandomSource(3),
                                       MakeMachine(&threads_, SelectIsa().value()));
     ASSERT_TRUE(weights.ok()) << weights.status();
@@ -58,6 +57,14 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);
   }
+
+  virtual ModelConfig MakeConfig() const {
+    ModelConfig c = WideConfig(/*head_dim=*/32);
+    c.attention.kinds[0].window = GetParam().window;
+    return c;
+  }
+  // Each of many requests has the bits that it has alone.
+  void ExpectIdenticalBits();
 
   static Request MakeRequest(int n_prompt, int max_tokens, uint64_t seed) {
     Request r;
@@ -118,7 +125,7 @@ class BatchingTest : public ::testing::TestWithParam<CacheCase> {
   std::unique_ptr<Model> model_;
 };
 
-TEST_P(BatchingTest, DeterministicLogitsHaveIdenticalBits) {
+void BatchingTest::ExpectIdenticalBits() {
   model_->set_deterministic(true);
   std::vector<Request> requests = MixedRequests();
   requests[1].sampling = {.temperature = 1.5f, .top_p = 0.95f, .seed = 7};
@@ -142,6 +149,30 @@ TEST_P(BatchingTest, DeterministicLogitsHaveIdenticalBits) {
     expect_same(traces, fmt::format("preempted, {} tokens a step", max_batch_tokens));
   }
 }
+
+TEST_P(BatchingTest, DeterministicLogitsHaveIdenticalBits) { ExpectIdenticalBits(); }
+
+// A second layer with many experts, of which a hair's breadth chooses.
+class ExpertsBatchingTest : public BatchingTest {
+ protected:
+  ModelConfig MakeConfig() const override {
+    ModelConfig c = BatchingTest::MakeConfig();
+    c.experts = ExpertsConfig{.n_experts = 16,
+                              .n_used = 3,
+                              .ffn_dim = 64,
+                              .shared_ffn_dim = 32,
+                              .has_shared_gate = true,
+                              .score = ExpertsConfig::Score::kSigmoid,
+                              .normalises = true,
+                              .n_groups = 4,
+                              .n_used_groups = 2,
+                              .has_choice_bias = true};
+    c.experts->of_layer = {false, true};
+    return c;
+  }
+};
+
+TEST_P(ExpertsBatchingTest, DeterministicLogitsHaveIdenticalBits) { ExpectIdenticalBits(); }
 
 double TopTwoGap(std::vector<float> logits) {
   std::partial_sort(logits.begin(), logits.begin() + 2, logits.end(), std::greater<>());
@@ -223,6 +254,12 @@ INSTANTIATE_TEST_SUITE_P(
         CacheCase{"Bf16Kvzip", DType::kBf16, false, "kvzip(keep=0.5,window=8,chunk=128,heads=own)",
                   0, true},
         CacheCase{"Bf16TovaKivi", DType::kBf16, false, "tova(budget=200)+kivi(bits=4)", 0, true}),
+    [](const auto& cache) { return cache.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Caches, ExpertsBatchingTest,
+    ::testing::Values(CacheCase{"Bf16None", DType::kBf16}, CacheCase{"F32None", DType::kF32},
+                      CacheCase{"Bf16Kivi", DType::kBf16, false, "kivi(bits=4,run=64)"}),
     [](const auto& cache) { return cache.param.name; });
 
 class SchedulingTest : public BatchingTest {};

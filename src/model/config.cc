@@ -7,7 +7,7 @@
 
 #include "io/files.h"
 #include "model/families/config_families.h"
-#include "model/families/gguf_config.h"
+#include "model/families/gguf/gguf_config.h"
 #include "model/families/text_part.h"
 #include "model/retrofits/dms_config.h"
 

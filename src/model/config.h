@@ -93,7 +93,7 @@ enum class MlpKind {
   kXielu,          // xIELU of (up x), with numbers of each layer's own (Apertus; XieluNumbers)
   kClampedSwiglu,  // g sigmoid(1.702 g) (u + 1) with g <= 7 and u in [-7, 7] (gpt-oss)
 };
-// How tensors are named and which of them are fused or transposed (model/weight_tables.h).
+// How tensors are named and which of them are fused or transposed (model/stored/weight_tables.h).
 enum class WeightLayout {
   kLlama,
   kGpt2,
@@ -295,10 +295,10 @@ struct ModelConfig {
   int longest_context() const;
 };
 
-// Reads the config of a Hugging Face directory or of a GGUF file (model/families/gguf_config.h).
-// kNotFound or kDataLoss when the file is missing or wrong, kUnimplemented (with what is supported)
-// for a family or feature that this build does not run. Every number is bounded before use.
-// The context is the longest: ChooseContext(max_seq_len).
+// Reads the config of a Hugging Face directory or of a GGUF file
+// (model/families/gguf/gguf_config.h). kNotFound or kDataLoss when the file is missing or wrong,
+// kUnimplemented (with what is supported) for a family or feature that this build does not run.
+// Every number is bounded before use. The context is the longest: ChooseContext(max_seq_len).
 StatusOr<ModelConfig> LoadModelConfig(const std::string& model);
 StatusOr<ModelConfig> ParseModelConfig(const nlohmann::json& config, const std::string& where);
 

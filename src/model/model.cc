@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/check.h"
@@ -181,26 +182,37 @@ std::span<const float> Model::key_offset(int layer_idx, int kv_head_idx) const {
 
 namespace {
 
-// Of the matrices that a token meets in the experts of a layer, which are alike.
-int64_t ExpertBytes(const Layer& layer, int n_used) {
+// Of the matrices of a layer's experts, which are alike, with n_read of them.
+int64_t ExpertBytes(const Layer& layer, int64_t n_read) {
   const ExpertWeights& w = layer.weights->experts;
   return w.router.n_bytes() + w.shared_in.n_bytes() + w.shared_down.n_bytes() +
-         n_used * (w.in.front().n_bytes() + w.down.front().n_bytes());
+         n_read * (w.in.front().n_bytes() + w.down.front().n_bytes());
 }
 
 }  // namespace
 
-int64_t Model::weight_bytes() const {
+int64_t Model::BytesWithExperts(int64_t n_experts) const {
   int64_t n_bytes = weights_->shard().is_last_stage() ? weights_->lm_head().n_bytes() : 0;
   for (const LayerProgram& program : programs_) {
     const Layer& layer = program.layer();
     n_bytes +=
         layer.folded_qk.has_value() ? layer.folded_qk->qk.n_bytes() : layer.weights->qk.n_bytes();
     n_bytes += layer.weights->mlp_in.n_bytes() + layer.weights->down.n_bytes();
-    if (config().has_experts(layer.idx)) n_bytes += ExpertBytes(layer, config().experts->n_used);
+    if (config().has_experts(layer.idx)) n_bytes += ExpertBytes(layer, n_experts);
     n_bytes += layer.values->v.n_bytes() + layer.values->o.n_bytes() + layer.basis.n_bytes();
   }
   return n_bytes;
+}
+
+int64_t Model::weight_bytes(int64_t n_tokens) const {
+  if (!config().experts.has_value()) return BytesWithExperts(0);
+  const auto n_experts = static_cast<double>(config().experts->n_experts);
+  const double missed = std::pow(1 - config().experts->n_used / n_experts, n_tokens);
+  return BytesWithExperts(std::llround(n_experts * (1 - missed)));
+}
+
+int64_t Model::held_weight_bytes() const {
+  return BytesWithExperts(config().experts.has_value() ? config().experts->n_experts : 0);
 }
 
 int64_t Model::basis_bytes() const {

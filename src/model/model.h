@@ -113,9 +113,11 @@ class Model {
   // What is taken off the head's keys where no basis does so, [head_dim] (docs/quantization.md,
   // Biases of keys); empty: nothing.
   std::span<const float> key_offset(int layer_idx, int kv_head_idx) const;
-  // Bytes of all matrices that the products of a step of one token read: of experts those of as
-  // many as a token goes to.
-  int64_t weight_bytes() const;
+  // Bytes of all matrices that the products of a step of n_tokens read: of experts those of as many
+  // as the tokens reach where all are equally likely.
+  int64_t weight_bytes(int64_t n_tokens = 1) const;
+  // The same of all matrices.
+  int64_t held_weight_bytes() const;
   // Bytes of rotations and codebooks, or of what rotations are found by, of this model alone. What
   // is folded into weights takes none.
   int64_t basis_bytes() const;
@@ -133,6 +135,8 @@ class Model {
   // Of every KV head of the layer; empty where they stay in the keys.
   StatusOr<std::vector<FloatTable>> MeanKeyBiases(int layer_idx);
 
+  // Bytes of all matrices, with those of so many experts of each layer that has some.
+  int64_t BytesWithExperts(int64_t n_experts) const;
   // Whether the model has learned positions enough.
   Status CheckPositions(std::span<const SequenceStep> steps) const;
   // Sets has_logits_ and has_hidden_.

@@ -48,6 +48,18 @@ StatusOr<WeightGrams::HeadMatrices> WeightGrams::KeyGramsOf(int layer_idx, int n
     KVL_ASSIGN_OR_RETURN(norm, weights_.reader().Vector(weights_.names().k_norm(layer_idx)));
     for (float& weight : norm) weight += weights_.names().norm_offset();
   }
+  if (norms.has_value() && norms->kind != NormKind::kRms) {
+    const bool is_over_all = norms->over == QkNormConfig::Over::kAllHeads;
+    const int64_t n_together =
+        is_over_all ? config_.n_kv_heads * config_.head_dim : config_.head_dim;
+    const int64_t hidden = config_.hidden_dim;
+    Eigen::Map<Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>> keys(
+        &w[n_query_rows * hidden], int64_t{config_.n_kv_heads} * config_.head_dim, hidden);
+    for (int64_t first = 0; first < keys.rows(); first += n_together) {
+      auto rows = keys.middleRows(first, n_together);
+      rows.rowwise() -= rows.colwise().mean().eval();
+    }
+  }
   for (int64_t row = 0; !norm.empty() && row < int64_t{config_.n_kv_heads} * config_.head_dim;
        ++row) {
     float* const weights = &w[(n_query_rows + row) * config_.hidden_dim];

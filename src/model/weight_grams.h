@@ -25,7 +25,8 @@ class WeightGrams {
   // n_joined * head_dim channels.
   StatusOr<HeadMatrices> ValueGrams(int n_joined = 1);
   // The same of W_K (Palu). Where keys are normalised, the rows of W_K are multiplied by the
-  // weights of the norm first: these are the keys up to a factor of each row's own.
+  // weights of the norm first, and lose their mean if it takes one off: these are the keys up to a
+  // factor of each row's own.
   StatusOr<HeadMatrices> KeyGrams(int n_joined = 1);
   // Returns the sum of W_O,h W_O,h^T over the query heads of each KV head, in the same shape. It
   // says how much an error of a value row weighs in the hidden state.

@@ -21,9 +21,9 @@
 #include "model/number_types.h"
 #include "model/ranks/model_shard.h"
 #include "model/ranks/rank_links.h"
+#include "model/stored/weight_names.h"
 #include "model/stored/weight_reader.h"
 #include "model/tensor_source.h"
-#include "model/weight_names.h"
 
 namespace kvlathe {
 

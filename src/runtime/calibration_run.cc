@@ -35,8 +35,16 @@ std::pair<int32_t, int32_t> OrdinaryIds(const Workspace& workspace) {
 // Of the matrices that a token is multiplied with.
 int64_t MatrixWeights(const ModelConfig& c) {
   const int64_t q = int64_t{c.n_heads} * c.head_dim, kv = int64_t{c.n_kv_heads} * c.head_dim;
-  const int64_t of_layer = int64_t{c.hidden_dim} * (2 * q + 2 * kv + c.mlp_rows() + c.ffn_dim);
-  return c.n_layers * of_layer + int64_t{c.vocab_size} * c.hidden_dim;
+  int64_t n_rows = int64_t{c.n_layers} * (2 * q + 2 * kv) + c.vocab_size;
+  for (int l = 0; l < c.n_layers; ++l) {
+    if (!c.has_experts(l)) {
+      n_rows += c.mlp_rows() + c.ffn_dim;
+      continue;
+    }
+    const ExpertsConfig& e = *c.experts;
+    n_rows += e.n_experts + 3 * (int64_t{e.n_used} * e.ffn_dim + e.shared_ffn_dim);
+  }
+  return n_rows * c.hidden_dim;
 }
 
 StatusOr<TokenSequences> Sequences(const Workspace& workspace, const CalibrationRun& run,
@@ -96,6 +104,8 @@ StatusOr<CalibrationJob> JobOf(const Workspace& workspace, const CalibrationRun&
   job.attention = workspace.config().attention;
   job.rope_dim = workspace.config().rope_dim();
   job.n_positions = CalibrationPositions(CalibratedContext(workspace));
+  const std::optional<QkNormConfig>& qk_norms = workspace.config().norms.of_qk;
+  job.turns_on = !qk_norms.has_value() || !qk_norms->weighs_turned_queries;
   job.source.model_hash = workspace.model_hash();
   job.source.rope = workspace.config().DescribePositions();
   job.source.seed = run.text_path.empty() ? run.seed : 0;

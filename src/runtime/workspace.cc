@@ -11,7 +11,7 @@
 #include "evaluation/bench/deciding_weights.h"
 #include "io/files.h"
 #include "kv/capacity.h"
-#include "model/families/gguf_config.h"
+#include "model/families/gguf/gguf_config.h"
 #include "model/model_facts.h"
 #include "model/retrofits/dms_config.h"
 #include "model/retrofits/dms_file.h"

@@ -5,13 +5,16 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "base/cpu_features.h"
 #include "captured_rows.h"
 #include "codec/row_calibration.h"
 #include "codec/row_shape.h"
+#include "io/files.h"
 #include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
@@ -106,6 +109,8 @@ class RowCodecTest : public ::testing::Test {
   }
 
   void TakesMeanBiasesOffKeys(const RandomModelShape& shape);
+  // Of the model that is loaded.
+  void ReadsBackWhatAttentionReads(const std::vector<const char*>& specs);
 
   std::vector<std::vector<float>> KeyBiases() {
     const ModelConfig& c = loaded_.model->config();
@@ -231,18 +236,14 @@ std::vector<float> AttendLiterally(const CapturedText& text, const StoredEntries
   return out;
 }
 
-// With maps too: attention is that over the rows that the codec reads back, and a codec that keeps
-// all dimensions gives the rows that came.
-TEST_F(RowCodecTest, ReadsBackWhatAttentionReads) {
-  Load({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32});
+// Attention is that over the rows that the codec reads back, and a codec that keeps all dimensions
+// gives the rows that came.
+void RowCodecTest::ReadsBackWhatAttentionReads(const std::vector<const char*>& specs) {
   int64_t n_plain = 0;
   const CapturedText text = Capture("none", &n_plain);
   Calibrate(text);
   const ModelConfig& c = loaded_.model->config();
-  for (const char* spec :
-       {"none", "kivi(bits=4)", "int8(hadamard=on)", "turboquant(bits=3)", "q8_0", "kvarn",
-        "fdc(rate=0)", "fdc(rate=0.4)", "palu(rate=0.4)", "zack(rate=0.3)+kivi(bits=4)",
-        "pool(n=2)", "snapkv(budget=100)", "kcvt(bits=4)+sparse"}) {
+  for (const char* spec : specs) {
     SCOPED_TRACE(spec);
     const auto codec = MakeCodec(spec);
     ASSERT_NE(codec, nullptr);
@@ -273,6 +274,31 @@ TEST_F(RowCodecTest, ReadsBackWhatAttentionReads) {
       EXPECT_LT(LargestDifference(entries->v, text.v[l]), kRounding);
     }
   }
+}
+
+// With maps too.
+TEST_F(RowCodecTest, ReadsBackWhatAttentionReads) {
+  Load({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32});
+  ReadsBackWhatAttentionReads({"none", "kivi(bits=4)", "int8(hadamard=on)", "turboquant(bits=3)",
+                               "q8_0", "kvarn", "fdc(rate=0)", "fdc(rate=0.4)", "palu(rate=0.4)",
+                               "zack(rate=0.3)+kivi(bits=4)", "pool(n=2)", "snapkv(budget=100)",
+                               "kcvt(bits=4)+sparse"});
+}
+
+// Queries that come after RoPE have grown already, also where they are turned back first.
+TEST_F(RowCodecTest, QueriesOfMinistral3GrowOnce) {
+  directory_ = testing::FreshDirectory("row_codec_growth");
+  const std::string golden = KVLATHE_SOURCE_DIR "/tests/golden/ministral3/";
+  std::filesystem::copy_file(golden + "model.safetensors", directory_ + "/model.safetensors");
+  auto config = ReadJsonFile(golden + "config.json");
+  ASSERT_TRUE(config.ok()) << config.status();
+  (*config)["text_config"]["max_position_embeddings"] = 512;
+  std::ofstream(directory_ + "/config.json") << config->dump();
+  loaded_ = testing::LoadModel(directory_, DType::kF32, *SelectIsa());
+  ASSERT_GT(loaded_.model->config().attention.of(0).GrowthAt(kTokens), 1.5);
+  for (int32_t& id : ids_) id %= loaded_.model->config().vocab_size;
+  ReadsBackWhatAttentionReads(
+      {"none", "kivi(bits=4)", "fdc(rate=0.4)", "palu(rate=0.4)", "pool(n=2)"});
 }
 
 // Where it is told the biases of keys it stores what the model stores, and gives keys back with

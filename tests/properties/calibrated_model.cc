@@ -36,7 +36,7 @@ CalibratedModel::CalibratedModel(std::string name, std::shared_ptr<ModelWeights>
 void CalibratedModel::Gather() {
   auto sequences = DrawRandomSequences(
       {.n_tokens = kSequences * kSequenceTokens, .seed = 1, .vocab_size = config().vocab_size},
-      kSequenceTokens);
+      std::min(kSequenceTokens, config().max_seq_len));
   ASSERT_TRUE(sequences.ok()) << sequences.status();
   auto model = CreateModel(weights_, {});
   ASSERT_TRUE(model.ok()) << model.status();
@@ -46,6 +46,8 @@ void CalibratedModel::Gather() {
   job.attention = config().attention;
   job.n_positions = CalibrationPositions(config().max_seq_len);
   job.rope_dim = config().rope_dim();
+  const std::optional<QkNormConfig>& qk_norms = config().norms.of_qk;
+  job.turns_on = !qk_norms.has_value() || !qk_norms->weighs_turned_queries;
   job.sequences = *sequences;
   job.across_heads = job.outputs = true;
   job.pool = threads_;

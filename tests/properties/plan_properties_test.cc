@@ -266,6 +266,28 @@ ModelConfig MergingConfig() {
   return c;
 }
 
+// Sink logits, caps, norms of every kind, a layer that does not turn, and experts.
+ModelConfig FeaturedConfig() {
+  ModelConfig c = SmallConfig(/*head_dim=*/32);
+  c.has_sink_logits = true;
+  c.score_cap = 20;
+  c.logit_cap = 30;
+  c.norms.of_inputs = false;
+  c.norms.of_outputs = true;
+  c.norms.of_qk = QkNormConfig{.over = QkNormConfig::Over::kHead};
+  c.attention.kinds.resize(2);
+  c.attention.kinds[1].rope.scaling = RopeConfig::Scaling::kStill;
+  c.attention.kind_of_layer = {0, 1};
+  c.n_layers = 2;
+  c.experts = ExpertsConfig{.n_experts = 4, .n_used = 2, .ffn_dim = 48};
+  c.experts->of_layer = {true, false};
+  return c;
+}
+
+TEST_F(PlanProperties, HoldWithFeaturesOfAttentionAndExperts) {
+  CheckDrawnSpecs(Load("featured", FeaturedConfig(), MakeRandomSource(3)).get(), 40);
+}
+
 TEST_F(PlanProperties, HoldWithGroupedQueries) {
   CheckDrawnSpecs(Load("grouped", GroupedConfig(), MakeRandomSource(3)).get(), 60);
 }

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -69,6 +70,9 @@ std::vector<NamedShape> DividedShapes() {
 
 std::vector<RankGrid> GridsOf(const ModelConfig& config) {
   std::vector<RankGrid> grids = {{1, 2}};
+  const std::optional<QkNormConfig>& norms = config.norms.of_qk;
+  // Norms over all heads are not shared out.
+  if (norms.has_value() && norms->over == QkNormConfig::Over::kAllHeads) return grids;
   if (config.n_kv_heads >= 2) grids.insert(grids.end(), {{2, 1}, {2, 2}});
   if (config.n_kv_heads >= 4) grids.push_back({4, 1});
   return grids;
@@ -160,7 +164,8 @@ TEST_P(RankGoldenModels, ComputeWhatOneMachineDoes) {
 INSTANTIATE_TEST_SUITE_P(NormFamilies, RankGoldenModels,
                          ::testing::Values("starcoder2", "gpt_neox", "phi", "nemotron", "seed_oss",
                                            "hunyuan_v1_dense", "ernie4_5", "internlm2", "arcee",
-                                           "apertus"),
+                                           "apertus", "jais2", "olmo", "orion", "exaone", "qwen",
+                                           "minicpm"),
                          [](const auto& test) { return std::string(test.param); });
 
 // Rows of GGUF files lie otherwise: permuted, transposed, regrouped.
@@ -176,7 +181,10 @@ TEST_P(RankGgufFiles, ComputeWhatOneMachineDoes) {
 INSTANTIATE_TEST_SUITE_P(Families, RankGgufFiles,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "phi3_longrope",
                                            "gpt2", "falcon_7b", "falcon_40b", "falcon_11b", "qwen3",
-                                           "gemma3"),
+                                           "gemma3", "gemma2", "smollm3", "olmo2", "olmo3",
+                                           "granite", "glm4", "cohere_qk_norm", "cohere2",
+                                           "ministral3", "exaone4", "qwen2_moe", "ernie4_5_moe",
+                                           "gpt_oss"),
                          [](const auto& test) { return std::string(test.param); });
 
 }  // namespace

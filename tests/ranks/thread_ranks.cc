@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "comm/thread_communicator.h"
-#include "model/families/gguf_config.h"
+#include "model/families/gguf/gguf_config.h"
 #include "model/model_facts.h"
 #include "plan/plan_shard.h"
 #include "runtime/machines/machine_choice.h"

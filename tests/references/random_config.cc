@@ -1,5 +1,7 @@
 #include "references/random_config.h"
 
+#include <nlohmann/json.hpp>
+
 namespace kvlathe::testing {
 namespace {
 

@@ -92,9 +92,10 @@ Status WriteText(const SourceRecipe& recipe, const std::string& data_directory,
   Status written;
   std::vector<uint32_t> tokens;
   const auto take = [&](std::string_view text) {
-    const std::vector<int32_t> ids =
-        tokenizer.Tokenize(text, /*add_bos=*/true, /*parse_special=*/false);
-    tokens.assign(ids.begin(), ids.end());
+    const auto ids = tokenizer.TryTokenize(text, /*add_bos=*/true, /*parse_special=*/false);
+    written = ids.status();
+    if (!written.ok()) return false;
+    tokens.assign(ids->begin(), ids->end());
     *n_bytes += static_cast<int64_t>(text.size());
     written = file->Write(tokens);
     return written.ok();

@@ -9,9 +9,9 @@
 
 #include "io/files.h"
 #include "io/safetensors/safetensors.h"
-#include "model/families/gguf_config.h"
+#include "model/families/gguf/gguf_config.h"
+#include "model/stored/weight_names.h"
 #include "model/stored/weight_reader.h"
-#include "model/weight_names.h"
 
 namespace kvlathe {
 namespace {

@@ -9,7 +9,6 @@
 #include "base/status.h"
 #include "calibration/gradients/layer_products.h"
 #include "calibration/gradients/row_operators.h"
-#include "cpu/kernels/elementwise/elementwise.h"
 #include "machine/machine_buffer.h"
 #include "model/steps/experts.h"
 #include "model/weights.h"

@@ -8,7 +8,6 @@
 #include "calibration/gradients/experts_pass.h"
 #include "calibration/gradients/layer_products.h"
 #include "calibration/gradients/row_operators.h"
-#include "cpu/kernels/elementwise/elementwise.h"
 #include "model/weights.h"
 
 namespace kvlathe {

@@ -213,12 +213,20 @@ std::string TestName(const ModelBenchCase& test) {
   return name;
 }
 
+// Rows, and columns as rows, of what follows attention in a layer.
+int64_t CountFeedForward(const ModelConfig& c, int layer_idx) {
+  const int per_column = c.has_gate() ? 3 : 2;
+  if (!c.has_experts(layer_idx)) return int64_t{per_column} * c.ffn_dim;
+  const ExpertsConfig& e = *c.experts;
+  return e.n_experts + per_column * (int64_t{e.n_used} * e.ffn_dim + e.shared_ffn_dim);
+}
+
 // Weights that a token is multiplied with.
 int64_t CountWeights(const Model& model) {
   const ModelConfig& c = model.config();
   int64_t n_rows = c.vocab_size;
   for (int l = 0; l < c.n_layers; ++l) {
-    n_rows += int64_t{c.n_heads + c.n_kv_heads} * c.head_dim + c.mlp_rows() + c.ffn_dim;
+    n_rows += int64_t{c.n_heads + c.n_kv_heads} * c.head_dim + CountFeedForward(c, l);
     for (int g = 0; g < c.n_kv_heads; ++g) {
       n_rows += int64_t{model.layout().shape(l, g).rank_v} * (1 + c.gqa_group());
     }
@@ -230,14 +238,14 @@ double LimitOfGeneration(const Model& model, int n_parallel, int64_t kv_bytes,
                          const StepLimits& limits) {
   const double n_weights = static_cast<double>(CountWeights(model));
   const double linear =
-      std::max(static_cast<double>(model.weight_bytes()) / limits.read_bytes_per_s,
+      std::max(static_cast<double>(model.weight_bytes(n_parallel)) / limits.read_bytes_per_s,
                2 * n_weights * n_parallel / limits.gemm_flops);
   return n_parallel / (linear + static_cast<double>(kv_bytes) / limits.read_bytes_per_s);
 }
 
 // Of a row of generation whose speed is known.
-double ShareOfBandwidth(const Model& model, const ModelBenchRow& row, const StepLimits& limits) {
-  const auto step_bytes = static_cast<double>(model.weight_bytes() + row.kv_bytes);
+double ShareOfBandwidth(const ModelBenchRow& row, const StepLimits& limits) {
+  const auto step_bytes = static_cast<double>(row.weight_bytes + row.kv_bytes);
   return step_bytes * row.avg_ts / row.test.n_parallel / limits.read_bytes_per_s;
 }
 
@@ -324,14 +332,14 @@ StatusOr<ModelBenchRow> BenchModel(Model* model, const std::string& kv, const Mo
   row.n_fit = SequencesThatFit(model->layout(), length, kv_budget_bytes, entry_shares);
   row.longest_prompt =
       LongestPrompt(model->layout(), kv_budget_bytes, kChunkTokens, c.max_seq_len, entry_shares);
-  row.weight_bytes = model->weight_bytes();
+  row.weight_bytes = model->weight_bytes(test.n_parallel);
   row.profile = model->profile();
   row.profile.Add(filling, -1);
   row.rotate = ShareOfSteps(std::move(shares.rotate));
   row.plan = ShareOfSteps(std::move(shares.plan));
   for (double s : speeds) row.avg_ts += s / speeds.size();
   if (limits.has_value() && test.n_prompt == 0) {
-    row.bandwidth_share = ShareOfBandwidth(*model, row, *limits);
+    row.bandwidth_share = ShareOfBandwidth(row, *limits);
     if (limits->gemm_flops > 0) {
       row.limit_ts = LimitOfGeneration(*model, test.n_parallel, row.kv_bytes, *limits);
     }

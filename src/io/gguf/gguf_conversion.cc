@@ -74,11 +74,11 @@ GgmlType TypeForRows(const GgufTensor& tensor, GgmlType type) {
   return HasWholeBlocks(tensor, other) ? other : GgmlType::kF16;
 }
 
-// Positions and types of tokens are added, not multiplied; gates of experts are small and decide
-// much.
+// Positions, types of tokens and biases of experts are added, not multiplied; gates of experts are
+// small and decide much.
 bool IsNoWeight(std::string_view name) {
   return name == "position_embd.weight" || name == "token_types.weight" ||
-         name.ends_with("ffn_gate_inp.weight");
+         name.ends_with("ffn_gate_inp.weight") || name.ends_with(".bias");
 }
 
 ConvertedTensor PlanTensor(const GgufTensor& tensor, GgmlType asked) {

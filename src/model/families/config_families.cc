@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <array>
 #include <string_view>
 #include <vector>
 
@@ -11,68 +10,25 @@
 namespace kvlathe {
 namespace {
 
-struct Family {
-  std::string_view model_type;
-  Status (*read)(const ConfigFields& fields, ModelConfig* config);
-};
-
-constexpr std::array kFamilies = {
-    Family{"llama", ReadLlama},
-    Family{"mistral", ReadMistral},
-    Family{"qwen2", ReadQwen2},
-    Family{"qwen3", ReadQwen3},
-    Family{"gemma3_text", ReadGemma3},
-    Family{"phi3", ReadPhi3},
-    Family{"gpt2", ReadGpt2},
-    Family{"falcon", ReadFalcon},
-    Family{"starcoder2", ReadStarcoder2},
-    Family{"stablelm", ReadStableLm},
-    Family{"gpt_neox", ReadGptNeox},
-    Family{"phi", ReadPhi},
-    Family{"nemotron", ReadNemotron},
-    Family{"seed_oss", ReadSeedOss},
-    Family{"hunyuan_v1_dense", ReadHunyuanDense},
-    Family{"ernie4_5", ReadErnie45},
-    Family{"internlm2", ReadInternLm2},
-    Family{"arcee", ReadArcee},
-    Family{"apertus", ReadApertus},
-
-    Family{"gemma", ReadGemma},
-    Family{"gemma2", ReadGemma2},
-    Family{"smollm3", ReadSmolLm3},
-    Family{"granite", ReadGranite},
-    Family{"olmo2", ReadOlmo2},
-    Family{"olmo3", ReadOlmo3},
-    Family{"exaone4", ReadExaone4},
-    Family{"glm", ReadGlm},
-    Family{"glm4", ReadGlm4},
-    Family{"cohere", ReadCohere},
-    Family{"cohere2", ReadCohere2},
-    Family{"ministral", ReadMinistral},
-    Family{"ministral3", ReadMinistral3},
-
-    // With experts.
-    Family{"mixtral", ReadMixtral},
-    Family{"qwen2_moe", ReadQwen2Moe},
-    Family{"qwen3_moe", ReadQwen3Moe},
-    Family{"olmoe", ReadOlmoe},
-    Family{"granitemoe", ReadGraniteMoe},
-    Family{"granitemoeshared", ReadGraniteMoe},
-    Family{"gpt_oss", ReadGptOss},
-    Family{"glm4_moe", ReadGlm4Moe},
-    Family{"ernie4_5_moe", ReadErnieMoe},
-    Family{"phimoe", ReadPhiMoe},
-    Family{"bailing_moe", ReadBailingMoe},
-    Family{"bailing_moe_v2", ReadBailingMoe},
-    Family{"jais2", ReadJais2},
-    Family{"olmo", ReadOlmo},
-    Family{"orion", ReadOrion},
-    Family{"exaone", ReadExaone},
-    Family{"internlm3", ReadInternLm3},
-    Family{"xverse", ReadLlama},
-    Family{"qwen", ReadQwen},
-    Family{"minicpm", ReadMiniCpm},
-};
+std::vector<Family> AllFamilies() {
+  std::vector<Family> all;
+  for (const auto of_file : {
+           LlamaFamilies(),
+           GemmaFamilies(),
+           Phi3Families(),
+           Gpt2Families(),
+           FalconFamilies(),
+           LayerNormFamilies(),
+           RmsNormFamilies(),
+           PostNormFamilies(),
+           NeighbourPairFamilies(),
+           ExpertFamilies(),
+           LlamasByOtherNames(),
+       }) {
+    all.insert(all.end(), of_file.begin(), of_file.end());
+  }
+  return all;
+}
 
 // Whether experts are stored as gpt-oss has them published, in blocks of four bits.
 StatusOr<bool> HasMxfp4Experts(const ConfigFields& fields) {
@@ -95,11 +51,12 @@ Status ReadFamily(const ConfigFields& fields, ModelConfig* config) {
                  "{}: quantised weights are not supported; use the BF16, F16 or F32 model",
                  fields.where());
   }
-  for (const Family& family : kFamilies) {
+  const std::vector<Family> families = AllFamilies();
+  for (const Family& family : families) {
     if (family.model_type == config->model_type) return family.read(fields, config);
   }
   std::vector<std::string_view> known;
-  for (const Family& family : kFamilies) known.push_back(family.model_type);
+  for (const Family& family : families) known.push_back(family.model_type);
   return Error(StatusCode::kUnimplemented, "{}: model_type '{}' is not supported; supported: {}",
                fields.where(), config->model_type, fmt::join(known, ", "));
 }

@@ -44,8 +44,6 @@ Status ReadOwnAmplitude(const ConfigFields& fields, ModelConfig* c) {
   return OkStatus();
 }
 
-}  // namespace
-
 Status ReadMixtral(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
   KVL_RETURN_IF_ERROR(ReadWindow(fields, c));
@@ -239,6 +237,20 @@ Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadDenseLayers(fields, "first_k_dense_replace", c));
   DropUnusedExperts(c);
   return OkStatus();
+}
+
+}  // namespace
+
+std::span<const Family> ExpertFamilies() {
+  static constexpr Family kRows[] = {
+      {"mixtral", ReadMixtral},        {"qwen2_moe", ReadQwen2Moe},
+      {"qwen3_moe", ReadQwen3Moe},     {"olmoe", ReadOlmoe},
+      {"granitemoe", ReadGraniteMoe},  {"granitemoeshared", ReadGraniteMoe},
+      {"gpt_oss", ReadGptOss},         {"glm4_moe", ReadGlm4Moe},
+      {"ernie4_5_moe", ReadErnieMoe},  {"phimoe", ReadPhiMoe},
+      {"bailing_moe", ReadBailingMoe}, {"bailing_moe_v2", ReadBailingMoe},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

@@ -14,8 +14,6 @@ Status ReadFalconHeads(const ConfigFields& fields, bool is_new, ModelConfig* c) 
   return CheckHeads(fields, *c);
 }
 
-}  // namespace
-
 Status ReadFalcon(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(const bool alibi, fields.BoolOr("alibi", false));
   if (alibi) {
@@ -44,14 +42,22 @@ Status ReadFalcon(const ConfigFields& fields, ModelConfig* c) {
                        fields.IntegerOr("ffn_hidden_size", 4 * c->hidden_dim, 1, 4 * kMaxDim));
   KVL_ASSIGN_OR_RETURN(c->max_seq_len,
                        fields.IntegerOr("max_position_embeddings", 2048, 1, kMaxPositions));
-  KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr("layer_norm_epsilon", 1e-5, 0, 1));
-  c->norms.eps = static_cast<float>(eps);
+  KVL_RETURN_IF_ERROR(ReadEpsilon(fields, "layer_norm_epsilon", 1e-5, c));
   KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", true));
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("bias", false));
   c->biases.o = c->biases.mlp = c->biases.qkv;
   KVL_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("activation", "gelu"));
   if (activation != "gelu") return RefuseActivation(fields, "activation", activation, "gelu");
   return ReadRope(fields, c);
+}
+
+}  // namespace
+
+std::span<const Family> FalconFamilies() {
+  static constexpr Family kRows[] = {
+      {"falcon", ReadFalcon},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

@@ -52,6 +52,12 @@ Status ReadWindow(const ConfigFields& fields, ModelConfig* c) {
   return OkStatus();
 }
 
+Status ReadEpsilon(const ConfigFields& fields, const char* key, double fallback, ModelConfig* c) {
+  KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr(key, fallback, 1e-20, 1));
+  c->norms.eps = static_cast<float>(eps);
+  return OkStatus();
+}
+
 Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefaults& defaults) {
   KVL_RETURN_IF_ERROR(ReadSizes(fields, defaults.names, c));
   const auto size_or = [](int of_class, bool is_null, int otherwise) {
@@ -72,8 +78,7 @@ Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefault
     KVL_ASSIGN_OR_RETURN(c->max_seq_len,
                          fields.Integer("max_position_embeddings", 1, kMaxPositions));
   }
-  KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr(defaults.eps_key, defaults.eps, 0, 1));
-  c->norms.eps = static_cast<float>(eps);
+  KVL_RETURN_IF_ERROR(ReadEpsilon(fields, defaults.eps_key, defaults.eps, c));
   KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings,
                        fields.BoolOr("tie_word_embeddings", defaults.is_tied));
   return OkStatus();

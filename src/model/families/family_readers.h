@@ -2,7 +2,9 @@
 // errors as ParseModelConfig.
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -34,6 +36,8 @@ Status RefuseActivation(const ConfigFields& fields, const char* key, const std::
 Status RequireSwitch(const ConfigFields& fields, const char* key, bool required);
 // sliding_window of a model whose layers all have it.
 Status ReadWindow(const ConfigFields& fields, ModelConfig* c);
+// Epsilon of norms, above 0, so that a row of zeros has a norm.
+Status ReadEpsilon(const ConfigFields& fields, const char* key, double fallback, ModelConfig* c);
 // What transformers assumes where config.json leaves out a size that families share.
 struct ShapeDefaults {
   int n_kv_heads = 0;     // 0: as many as query heads, which null means in every family
@@ -50,6 +54,10 @@ Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefault
 // Before ReadRope, with head_dim known.
 Status ReadPartialRotary(const ConfigFields& fields, const char* key, double fallback,
                          ModelConfig* c);
+// The same by the name that most families give it.
+inline Status ReadRotaryFraction(const ConfigFields& fields, double fallback, ModelConfig* c) {
+  return ReadPartialRotary(fields, "partial_rotary_factor", fallback, c);
+}
 // hidden_act, or what stands under another key, which must be `name`; left out it is so.
 Status RequireActivation(const ConfigFields& fields, const std::string& name,
                          const char* key = "hidden_act");
@@ -74,47 +82,10 @@ StatusOr<std::vector<bool>> ReadSlidingLayers(const ConfigFields& fields, int n_
 void SetLayerKinds(const RopeConfig& rope, int window, const std::vector<bool>& turns,
                    const std::vector<bool>& slides, ModelConfig* c);
 
-// Families, by model_type.
+// Families that others begin with.
 Status ReadLlama(const ConfigFields& fields, ModelConfig* c);
-Status ReadMistral(const ConfigFields& fields, ModelConfig* c);
-Status ReadQwen2(const ConfigFields& fields, ModelConfig* c);
 Status ReadQwen3(const ConfigFields& fields, ModelConfig* c);
-Status ReadPhi3(const ConfigFields& fields, ModelConfig* c);
-Status ReadGemma3(const ConfigFields& fields, ModelConfig* c);
-Status ReadGpt2(const ConfigFields& fields, ModelConfig* c);
-Status ReadFalcon(const ConfigFields& fields, ModelConfig* c);
-
-Status ReadMinistral(const ConfigFields& fields, ModelConfig* c);
-Status ReadMinistral3(const ConfigFields& fields, ModelConfig* c);
-Status ReadGemma(const ConfigFields& fields, ModelConfig* c);
-Status ReadGemma2(const ConfigFields& fields, ModelConfig* c);
-Status ReadSmolLm3(const ConfigFields& fields, ModelConfig* c);
 Status ReadGranite(const ConfigFields& fields, ModelConfig* c);
-Status ReadOlmo2(const ConfigFields& fields, ModelConfig* c);
-Status ReadOlmo3(const ConfigFields& fields, ModelConfig* c);
-Status ReadExaone4(const ConfigFields& fields, ModelConfig* c);
-Status ReadGlm(const ConfigFields& fields, ModelConfig* c);
-Status ReadGlm4(const ConfigFields& fields, ModelConfig* c);
-Status ReadCohere(const ConfigFields& fields, ModelConfig* c);
-Status ReadCohere2(const ConfigFields& fields, ModelConfig* c);
-
-// Those with LayerNorm, layer_norm_families.cc.
-Status ReadStarcoder2(const ConfigFields& fields, ModelConfig* c);
-Status ReadStableLm(const ConfigFields& fields, ModelConfig* c);
-Status ReadGptNeox(const ConfigFields& fields, ModelConfig* c);
-Status ReadPhi(const ConfigFields& fields, ModelConfig* c);
-Status ReadNemotron(const ConfigFields& fields, ModelConfig* c);
-Status ReadJais2(const ConfigFields& fields, ModelConfig* c);
-Status ReadOlmo(const ConfigFields& fields, ModelConfig* c);
-Status ReadOrion(const ConfigFields& fields, ModelConfig* c);
-
-// Those with RMSNorm, rms_norm_families.cc.
-Status ReadSeedOss(const ConfigFields& fields, ModelConfig* c);
-Status ReadHunyuanDense(const ConfigFields& fields, ModelConfig* c);
-Status ReadErnie45(const ConfigFields& fields, ModelConfig* c);
-Status ReadInternLm2(const ConfigFields& fields, ModelConfig* c);
-Status ReadArcee(const ConfigFields& fields, ModelConfig* c);
-Status ReadApertus(const ConfigFields& fields, ModelConfig* c);
 
 // Experts (families/expert_fields.cc).
 struct ExpertFieldNames {
@@ -132,21 +103,23 @@ Status ReadDenseLayers(const ConfigFields& fields, const char* key, ModelConfig*
 // Settles what is left: a model in which no layer has experts has none.
 void DropUnusedExperts(ModelConfig* c);
 
-// Families with experts.
-Status ReadMixtral(const ConfigFields& fields, ModelConfig* c);
-Status ReadQwen2Moe(const ConfigFields& fields, ModelConfig* c);
-Status ReadQwen3Moe(const ConfigFields& fields, ModelConfig* c);
-Status ReadOlmoe(const ConfigFields& fields, ModelConfig* c);
-Status ReadGraniteMoe(const ConfigFields& fields, ModelConfig* c);
-Status ReadGptOss(const ConfigFields& fields, ModelConfig* c);
-Status ReadGlm4Moe(const ConfigFields& fields, ModelConfig* c);
-Status ReadErnieMoe(const ConfigFields& fields, ModelConfig* c);
-Status ReadPhiMoe(const ConfigFields& fields, ModelConfig* c);
-Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c);
-// Those that are a Llama with other names, llama_by_other_names.cc.
-Status ReadExaone(const ConfigFields& fields, ModelConfig* c);
-Status ReadInternLm3(const ConfigFields& fields, ModelConfig* c);
-Status ReadQwen(const ConfigFields& fields, ModelConfig* c);
-Status ReadMiniCpm(const ConfigFields& fields, ModelConfig* c);
+// A family, by the model_type of its config.json, and what reads it.
+struct Family {
+  std::string_view model_type;
+  Status (*read)(const ConfigFields& fields, ModelConfig* config);
+};
+
+// The families of each file.
+std::span<const Family> LlamaFamilies();
+std::span<const Family> GemmaFamilies();
+std::span<const Family> Phi3Families();
+std::span<const Family> Gpt2Families();
+std::span<const Family> FalconFamilies();
+std::span<const Family> LayerNormFamilies();
+std::span<const Family> RmsNormFamilies();
+std::span<const Family> PostNormFamilies();
+std::span<const Family> NeighbourPairFamilies();
+std::span<const Family> ExpertFamilies();
+std::span<const Family> LlamasByOtherNames();
 
 }  // namespace kvlathe

@@ -54,8 +54,6 @@ Status ReadCap(const ConfigFields& fields, const char* key, double fallback, flo
   return OkStatus();
 }
 
-}  // namespace
-
 Status ReadGemma(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadGemmaLike(fields, 16, 8192, c));
   // The first files say "gelu" and mean its tanh approximation.
@@ -88,6 +86,17 @@ Status ReadGemma3(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadCap(fields, "final_logit_softcapping", 0, &c->logit_cap));
   KVL_RETURN_IF_ERROR(ReadScoreScale(fields, c));
   return ReadGemma3Attention(fields, c);
+}
+
+}  // namespace
+
+std::span<const Family> GemmaFamilies() {
+  static constexpr Family kRows[] = {
+      {"gemma3_text", ReadGemma3},
+      {"gemma", ReadGemma},
+      {"gemma2", ReadGemma2},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

@@ -1,6 +1,7 @@
 #include "model/families/family_readers.h"
 
 namespace kvlathe {
+namespace {
 
 Status ReadGpt2(const ConfigFields& fields, ModelConfig* c) {
   c->layout = WeightLayout::kGpt2;
@@ -15,8 +16,7 @@ Status ReadGpt2(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(const int old_context, fields.IntegerOr("n_ctx", 1024, 1, kMaxPositions));
   KVL_ASSIGN_OR_RETURN(c->max_seq_len,
                        fields.IntegerOr("n_positions", old_context, 1, kMaxPositions));
-  KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr("layer_norm_epsilon", 1e-5, 0, 1));
-  c->norms.eps = static_cast<float>(eps);
+  KVL_RETURN_IF_ERROR(ReadEpsilon(fields, "layer_norm_epsilon", 1e-5, c));
   KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", true));
   KVL_RETURN_IF_ERROR(RequireSwitch(fields, "scale_attn_weights", true));
   KVL_RETURN_IF_ERROR(RequireSwitch(fields, "scale_attn_by_inverse_layer_idx", false));
@@ -31,6 +31,15 @@ Status ReadGpt2(const ConfigFields& fields, ModelConfig* c) {
   if (activation == "gelu") return OkStatus();
   return RefuseActivation(fields, "activation_function", activation,
                           "gelu_new, gelu_pytorch_tanh, gelu");
+}
+
+}  // namespace
+
+std::span<const Family> Gpt2Families() {
+  static constexpr Family kRows[] = {
+      {"gpt2", ReadGpt2},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

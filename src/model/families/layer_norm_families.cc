@@ -2,6 +2,7 @@
 #include "model/families/family_readers.h"
 
 namespace kvlathe {
+namespace {
 
 Status ReadStarcoder2(const ConfigFields& fields, ModelConfig* c) {
   c->layout = WeightLayout::kStarcoder2;
@@ -50,8 +51,7 @@ Status ReadGptNeox(const ConfigFields& fields, ModelConfig* c) {
   KVL_ASSIGN_OR_RETURN(c->ffn_dim, fields.Integer("intermediate_size", 1, kMaxDim));
   KVL_ASSIGN_OR_RETURN(c->max_seq_len,
                        fields.IntegerOr("max_position_embeddings", 2048, 1, kMaxPositions));
-  KVL_ASSIGN_OR_RETURN(const double eps, fields.NumberOr("layer_norm_eps", 1e-5, 0, 1));
-  c->norms.eps = static_cast<float>(eps);
+  KVL_RETURN_IF_ERROR(ReadEpsilon(fields, "layer_norm_eps", 1e-5, c));
   KVL_ASSIGN_OR_RETURN(c->tie_word_embeddings, fields.BoolOr("tie_word_embeddings", false));
   KVL_RETURN_IF_ERROR(ReadGelu(fields, "gelu", c));
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", true));
@@ -122,6 +122,22 @@ Status ReadOrion(const ConfigFields& fields, ModelConfig* c) {
   c->norms.kind = NormKind::kLayer;
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c, {.eps = 1e-5}));
   return ReadRope(fields, c);
+}
+
+}  // namespace
+
+std::span<const Family> LayerNormFamilies() {
+  static constexpr Family kRows[] = {
+      {"starcoder2", ReadStarcoder2},
+      {"stablelm", ReadStableLm},
+      {"gpt_neox", ReadGptNeox},
+      {"phi", ReadPhi},
+      {"nemotron", ReadNemotron},
+      {"jais2", ReadJais2},
+      {"olmo", ReadOlmo},
+      {"orion", ReadOrion},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

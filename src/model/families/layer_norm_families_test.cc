@@ -229,7 +229,7 @@ TEST(LayerNormFamilies, NumbersAreBoundedAndNamed) {
         EXPECT_THAT(RefusalOf(config, key, wrong, StatusCode::kDataLoss), HasSubstr(key));
       }
     }
-    for (const json& wrong : {json(-1e-5), json(2), json("small")}) {
+    for (const json& wrong : {json(-1e-5), json(0), json(2), json("small")}) {
       EXPECT_THAT(RefusalOf(config, eps, wrong, StatusCode::kDataLoss), HasSubstr(eps));
     }
   }

@@ -6,6 +6,7 @@
 #include "model/families/family_readers.h"
 
 namespace kvlathe {
+namespace {
 
 // EXAONE 3.0 and 3.5. Its own files say num_layers, layer_norm_epsilon and activation_function.
 Status ReadExaone(const ConfigFields& fields, ModelConfig* c) {
@@ -77,6 +78,16 @@ Status ReadMiniCpm(const ConfigFields& fields, ModelConfig* c) {
   SetMultipliers(of_embedding, of_depth / std::sqrt(static_cast<double>(c->n_layers)), c);
   c->logit_scale = static_cast<float>(base_width / c->hidden_dim);
   return ReadRope(fields, c);
+}
+
+}  // namespace
+
+std::span<const Family> LlamasByOtherNames() {
+  static constexpr Family kRows[] = {
+      {"exaone", ReadExaone}, {"internlm3", ReadInternLm3}, {"xverse", ReadLlama},
+      {"qwen", ReadQwen},     {"minicpm", ReadMiniCpm},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

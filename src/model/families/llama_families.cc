@@ -75,12 +75,16 @@ Status ReadLlama(const ConfigFields& fields, ModelConfig* c) {
   return ReadRope(fields, c);
 }
 
+namespace {
+
 Status ReadQwen2(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlama(fields, c));
   c->biases.qkv = true;
   c->biases.o = false;
   return ReadQwenWindows(fields, c);
 }
+
+}  // namespace
 
 Status ReadQwen3(const ConfigFields& fields, ModelConfig* c) {
   // Its heads do not share hidden_size out.
@@ -89,6 +93,8 @@ Status ReadQwen3(const ConfigFields& fields, ModelConfig* c) {
   c->norms.of_qk = QkNormConfig();
   return ReadQwenWindows(fields, c);
 }
+
+namespace {
 
 Status ReadSmolLm3(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(
@@ -149,6 +155,8 @@ Status ReadMinistral3(const ConfigFields& fields, ModelConfig* c) {
   return OkStatus();
 }
 
+}  // namespace
+
 Status ReadGranite(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c, {.max_positions = 2048}));
   KVL_RETURN_IF_ERROR(ReadAttentionBias(fields, c));
@@ -162,6 +170,15 @@ Status ReadGranite(const ConfigFields& fields, ModelConfig* c) {
   c->score_scale = static_cast<float>(of_scores);
   c->logit_scale = static_cast<float>(1 / of_logits);
   return ReadRope(fields, c);
+}
+
+std::span<const Family> LlamaFamilies() {
+  static constexpr Family kRows[] = {
+      {"llama", ReadLlama},         {"mistral", ReadMistral},       {"qwen2", ReadQwen2},
+      {"qwen3", ReadQwen3},         {"smollm3", ReadSmolLm3},       {"granite", ReadGranite},
+      {"ministral", ReadMinistral}, {"ministral3", ReadMinistral3},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

@@ -15,7 +15,7 @@
 #include "io/gguf/gguf.h"
 #include "io/gguf/gguf_header.h"
 #include "model/config.h"
-#include "model/families/gguf_config.h"
+#include "model/families/gguf/gguf_config.h"
 
 namespace {
 

@@ -16,8 +16,6 @@ Status ReadCohereLike(const ConfigFields& fields, ModelConfig* c) {
   return ReadAttentionBias(fields, c);
 }
 
-}  // namespace
-
 Status ReadCohere(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadCohereLike(fields, c));
   KVL_ASSIGN_OR_RETURN(const bool has_qk_norm, fields.BoolOr("use_qk_norm", false));
@@ -57,7 +55,7 @@ Status ReadGlm(const ConfigFields& fields, ModelConfig* c) {
   c->layout = WeightLayout::kGlm;
   c->has_neighbour_pairs = true;
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", true));
-  KVL_RETURN_IF_ERROR(ReadPartialRotary(fields, "partial_rotary_factor", 0.5, c));
+  KVL_RETURN_IF_ERROR(ReadRotaryFraction(fields, 0.5, c));
   return ReadRope(fields, c);
 }
 
@@ -65,6 +63,18 @@ Status ReadGlm4(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadGlm(fields, c));
   c->norms.of_outputs = true;
   return OkStatus();
+}
+
+}  // namespace
+
+std::span<const Family> NeighbourPairFamilies() {
+  static constexpr Family kRows[] = {
+      {"glm", ReadGlm},
+      {"glm4", ReadGlm4},
+      {"cohere", ReadCohere},
+      {"cohere2", ReadCohere2},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

@@ -32,8 +32,6 @@ StatusOr<std::vector<bool>> ReadHybridLayers(const ConfigFields& fields, int n_l
   return slides;
 }
 
-}  // namespace
-
 Status ReadOlmo2(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c, {.max_positions = 2048, .eps = 1e-5}));
   KVL_RETURN_IF_ERROR(ReadAttentionBias(fields, c));
@@ -74,6 +72,17 @@ Status ReadExaone4(const ConfigFields& fields, ModelConfig* c) {
   const RopeConfig rope = c->attention.kinds[0].rope;
   SetLayerKinds(rope, window, /*turns=*/slides, slides, c);
   return OkStatus();
+}
+
+}  // namespace
+
+std::span<const Family> PostNormFamilies() {
+  static constexpr Family kRows[] = {
+      {"olmo2", ReadOlmo2},
+      {"olmo3", ReadOlmo3},
+      {"exaone4", ReadExaone4},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

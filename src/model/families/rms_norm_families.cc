@@ -42,8 +42,6 @@ Status ReadXielu(const ConfigFields& fields, ModelConfig* c) {
   return OkStatus();
 }
 
-}  // namespace
-
 Status ReadSeedOss(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(
       ReadShapes(fields, c, {.n_kv_heads = 8, .head_dim = 128, .max_positions = 524288}));
@@ -113,6 +111,17 @@ Status ReadApertus(const ConfigFields& fields, ModelConfig* c) {
   c->attention.kinds[0].rope = {
       .scaling = RopeConfig::Scaling::kLlama3, .theta = 12e6, .factor = 8};
   return OkStatus();
+}
+
+}  // namespace
+
+std::span<const Family> RmsNormFamilies() {
+  static constexpr Family kRows[] = {
+      {"seed_oss", ReadSeedOss}, {"hunyuan_v1_dense", ReadHunyuanDense},
+      {"ernie4_5", ReadErnie45}, {"internlm2", ReadInternLm2},
+      {"arcee", ReadArcee},      {"apertus", ReadApertus},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe

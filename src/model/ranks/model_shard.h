@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "model/config.h"
-#include "model/weight_names.h"
+#include "model/stored/weight_names.h"
 
 namespace kvlathe {
 

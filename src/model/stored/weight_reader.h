@@ -9,8 +9,8 @@
 #include "base/threads.h"
 #include "machine/residents.h"
 #include "model/number_types.h"
+#include "model/stored/weight_names.h"
 #include "model/tensor_source.h"
-#include "model/weight_names.h"
 
 namespace kvlathe {
 

@@ -159,7 +159,7 @@ Json DetailsOf(const ServiceState& state) {
 
 Json ListedModels(const ServiceState& state) {
   const ApiContext& context = state.context();
-  const int64_t n_bytes = context.levels.front().model->weight_bytes();
+  const int64_t n_bytes = context.levels.front().model->held_weight_bytes();
   Json models = Json::array();
   for (const std::string& name : context.model_names) {
     const auto since = std::chrono::system_clock::from_time_t(context.created);

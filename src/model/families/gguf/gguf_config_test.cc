@@ -1,4 +1,4 @@
-#include "model/families/gguf_config.h"
+#include "model/families/gguf/gguf_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

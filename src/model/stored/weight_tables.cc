@@ -1,4 +1,4 @@
-#include "model/weight_tables.h"
+#include "model/stored/weight_tables.h"
 
 namespace kvlathe {
 namespace {

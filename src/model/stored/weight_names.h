@@ -10,8 +10,8 @@
 
 #include "base/threads.h"
 #include "model/config.h"
+#include "model/stored/weight_tables.h"
 #include "model/tensor_source.h"
-#include "model/weight_tables.h"
 
 namespace kvlathe {
 

@@ -7,7 +7,7 @@
 
 #include "io/gguf/gguf_test_writer.h"
 #include "io/scratch_folder.h"
-#include "model/families/gguf_config.h"
+#include "model/families/gguf/gguf_config.h"
 #include "model/families/xielu.h"
 
 namespace kvlathe {
@@ -121,6 +121,15 @@ TEST_F(GgufNormFamiliesTest, ClippedQueriesOfOlmoAreRefused) {
                         }).status();
   EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
   EXPECT_THAT(MessageOf(status), HasSubstr("'clip_qkv' is 8"));
+}
+
+TEST_F(GgufNormFamiliesTest, AWindowOfStarCoder2IsReadWhereAFileHasIt) {
+  EXPECT_EQ(Read("starcoder2")->attention.of(0).window, 0);
+  const auto c = Read("starcoder2", [](GgufTestWriter* writer) {
+    writer->AddInteger("starcoder2.attention.sliding_window", 100);
+  });
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->attention.of(1).window, 100);
 }
 
 TEST_F(GgufNormFamiliesTest, KeysOfLayerNormAndOfTheShareThatRotates) {

@@ -1,4 +1,4 @@
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
 #include <algorithm>
 #include <cmath>

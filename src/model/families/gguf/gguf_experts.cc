@@ -1,5 +1,5 @@
 // The architectures of GGUF files with experts.
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
 namespace kvlathe::gguf {
 namespace {
@@ -82,13 +82,6 @@ StatusOr<bool> HasSigmoid(const Context& c, int64_t fallback) {
                  c.file.path(), key, kind);
   }
   return kind == 2;
-}
-
-}  // namespace
-
-Status ReadMixtral(const Context& c) {
-  (*c.config)["model_type"] = "mixtral";
-  return CopyCounts({.count = "num_local_experts"}, c);
 }
 
 Status ReadQwen2Moe(const Context& c) {
@@ -211,6 +204,28 @@ Status ReadBailingMoe2(const Context& c) {
   config["use_qk_norm"] = c.HasTensor("blk.0.attn_q_norm.weight");
   config["model_type"] = "bailing_moe_v2";
   return OkStatus();
+}
+
+}  // namespace
+
+Status ReadMixtral(const Context& c) {
+  (*c.config)["model_type"] = "mixtral";
+  return CopyCounts({.count = "num_local_experts"}, c);
+}
+
+std::span<const Architecture> ExpertFamilies() {
+  static constexpr Architecture kRows[] = {
+      {"qwen2moe", ReadQwen2Moe},
+      {"qwen3moe", ReadQwen3Moe},
+      {"olmoe", ReadOlmoe},
+      {"granitemoe", ReadGraniteMoe, true},
+      {"gpt-oss", ReadGptOss},
+      {"glm4moe", ReadGlm4Moe},
+      {"ernie4_5-moe", ReadErnieMoe, true},
+      {"phimoe", ReadPhiMoe},
+      {"bailingmoe2", ReadBailingMoe2},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe::gguf

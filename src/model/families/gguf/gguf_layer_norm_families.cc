@@ -1,5 +1,5 @@
 // The architectures of GGUF files whose norms take the mean off.
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
 namespace kvlathe::gguf {
 namespace {
@@ -30,11 +30,10 @@ Status ReadRotaryShare(const Context& c, const char* field) {
   return OkStatus();
 }
 
-}  // namespace
-
-// Files have no window, whatever the model has; llama.cpp computes it without one.
+// llama.cpp's converter leaves the window out.
 Status ReadStarcoder2(const Context& c) {
   KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "starcoder2", "norm_epsilon"));
+  KVL_RETURN_IF_ERROR(ReadWindow(c));
   return RequireWholeRotary(c);
 }
 
@@ -76,6 +75,18 @@ Status ReadOlmo(const Context& c) {
 Status ReadOrion(const Context& c) {
   KVL_RETURN_IF_ERROR(ReadLayerNormed(c, "orion", "rms_norm_eps"));
   return RequireWholeRotary(c);
+}
+
+}  // namespace
+
+std::span<const Architecture> LayerNormFamilies() {
+  static constexpr Architecture kRows[] = {
+      {"starcoder2", ReadStarcoder2}, {"stablelm", ReadStableLm},
+      {"gptneox", ReadGptNeox},       {"phi2", ReadPhi2},
+      {"nemotron", ReadNemotron},     {"jais2", ReadJais2},
+      {"olmo", ReadOlmo, true},       {"orion", ReadOrion},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe::gguf

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -86,60 +87,24 @@ Status ReadWindowPattern(const Context& c, int64_t default_window, int64_t defau
 Status DropNextLayers(const Context& c);
 Status RefuseExperts(const Context& c);
 
-// Architectures, by general.architecture.
-Status ReadLlama(const Context& c);
-Status ReadQwen2(const Context& c);
-Status ReadQwen3(const Context& c);
-Status ReadGemma3(const Context& c);
-Status ReadPhi3(const Context& c);
-Status ReadGpt2(const Context& c);
-Status ReadFalcon(const Context& c);
-
-Status ReadGemma(const Context& c);
-Status ReadGemma2(const Context& c);
-Status ReadSmolLm3(const Context& c);
-Status ReadOlmo2(const Context& c);
-Status ReadGranite(const Context& c);
 // What Granites with and without experts share.
 Status ReadGraniteLike(const Context& c);
-Status ReadGlm4(const Context& c);
-Status ReadCommandR(const Context& c);
-Status ReadCohere2(const Context& c);
-Status ReadExaone4(const Context& c);
-Status ReadMistral3(const Context& c);
 
-// Those with LayerNorm, gguf_layer_norm_families.cc.
-Status ReadStarcoder2(const Context& c);
-Status ReadStableLm(const Context& c);
-Status ReadGptNeox(const Context& c);
-Status ReadPhi2(const Context& c);
-Status ReadNemotron(const Context& c);
-Status ReadJais2(const Context& c);
-Status ReadOlmo(const Context& c);
-Status ReadOrion(const Context& c);
+// The experts of a Llama, of a file that has been read as one.
+Status ReadMixtral(const Context& c);
 
-// Those with RMSNorm, gguf_rms_norm_families.cc.
-Status ReadSeedOss(const Context& c);
-Status ReadHunyuanDense(const Context& c);
-Status ReadErnie45(const Context& c);
-Status ReadInternLm2(const Context& c);
-Status ReadArcee(const Context& c);
-Status ReadApertus(const Context& c);
-Status ReadExaone(const Context& c);
-Status ReadXverse(const Context& c);
-Status ReadQwen(const Context& c);
-Status ReadMiniCpm(const Context& c);
+// An architecture, by its name in general.architecture, and what reads it.
+struct Architecture {
+  std::string_view name;
+  Status (*read)(const Context& context);
+  bool has_neighbour_pairs = false;  // ModelConfig::has_neighbour_pairs
+};
 
-// With experts (families/gguf_experts.cc).
-Status ReadMixtral(const Context& c);  // of a file that ReadLlama has read
-Status ReadQwen2Moe(const Context& c);
-Status ReadQwen3Moe(const Context& c);
-Status ReadOlmoe(const Context& c);
-Status ReadGraniteMoe(const Context& c);
-Status ReadGptOss(const Context& c);
-Status ReadGlm4Moe(const Context& c);
-Status ReadErnieMoe(const Context& c);
-Status ReadPhiMoe(const Context& c);
-Status ReadBailingMoe2(const Context& c);
+// The architectures of each file.
+std::span<const Architecture> FirstFamilies();
+std::span<const Architecture> LayerNormFamilies();
+std::span<const Architecture> RmsNormFamilies();
+std::span<const Architecture> DenseFamilies();
+std::span<const Architecture> ExpertFamilies();
 
 }  // namespace kvlathe::gguf

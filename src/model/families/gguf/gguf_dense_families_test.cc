@@ -6,7 +6,7 @@
 
 #include "io/gguf/gguf_test_writer.h"
 #include "io/scratch_folder.h"
-#include "model/families/gguf_config.h"
+#include "model/families/gguf/gguf_config.h"
 
 namespace kvlathe {
 namespace {

@@ -2,7 +2,7 @@
 // without RoPE, multipliers.
 #include <cmath>
 
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
 namespace kvlathe::gguf {
 namespace {
@@ -23,8 +23,6 @@ Status ReadCohereLike(const Context& c) {
                        c.file.NumberOr(c.keys.Name("logit_scale"), 1, 0, 1e6));
   return OkStatus();
 }
-
-}  // namespace
 
 Status ReadGemma(const Context& c) {
   (*c.config)["model_type"] = "gemma";
@@ -72,6 +70,8 @@ Status ReadGranite(const Context& c) {
   return ReadGraniteLike(c);
 }
 
+}  // namespace
+
 Status ReadGraniteLike(const Context& c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
   const std::string turns = c.keys.Name("rope.scaling.finetuned");
@@ -96,6 +96,8 @@ Status ReadGraniteLike(const Context& c) {
   if (head_dim > 0) (*c.config)["attention_multiplier"] = 1 / std::sqrt(double(head_dim));
   return OkStatus();
 }
+
+namespace {
 
 Status ReadGlm4(const Context& c) {
   (*c.config)["model_type"] = "glm4";
@@ -149,6 +151,24 @@ Status ReadMistral3(const Context& c) {
       c.file.IntegerOr(c.keys.Name("rope.scaling.original_context_length"),
                        config.at("max_position_embeddings").get<int64_t>(), 1, kMaxSize));
   return OkStatus();
+}
+
+}  // namespace
+
+std::span<const Architecture> DenseFamilies() {
+  static constexpr Architecture kRows[] = {
+      {"gemma", ReadGemma},
+      {"gemma2", ReadGemma2},
+      {"smollm3", ReadSmolLm3, true},
+      {"olmo2", ReadOlmo2},
+      {"granite", ReadGranite, true},
+      {"glm4", ReadGlm4, true},
+      {"command-r", ReadCommandR, true},
+      {"cohere2", ReadCohere2, true},
+      {"exaone4", ReadExaone4},
+      {"mistral3", ReadMistral3, true},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe::gguf

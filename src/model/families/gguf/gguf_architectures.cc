@@ -1,7 +1,8 @@
 // The architectures of GGUF files whose layers are dense.
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
 namespace kvlathe::gguf {
+namespace {
 
 using nlohmann::json;
 
@@ -85,6 +86,17 @@ Status ReadFalcon(const Context& c) {
   KVL_RETURN_IF_ERROR(c.keys.CopyIfThere("feed_forward_length", "ffn_hidden_size", &config));
   KVL_RETURN_IF_ERROR(c.keys.CopyNumberIfThere("rope.freq_base", "rope_theta", &config));
   return c.keys.CopyNumberIfThere("attention.layer_norm_epsilon", "layer_norm_epsilon", &config);
+}
+
+}  // namespace
+
+std::span<const Architecture> FirstFamilies() {
+  static constexpr Architecture kRows[] = {
+      {"llama", ReadLlama, true}, {"qwen2", ReadQwen2}, {"qwen3", ReadQwen3},
+      {"gemma3", ReadGemma3},     {"phi3", ReadPhi3},   {"gpt2", ReadGpt2},
+      {"falcon", ReadFalcon},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe::gguf

@@ -1,4 +1,4 @@
-#include "model/weight_names.h"
+#include "model/stored/weight_names.h"
 
 #include <algorithm>
 #include <string_view>

@@ -2,7 +2,7 @@
 // and keys, and by what stands between the products of the MLP.
 #include <cmath>
 
-#include "model/families/gguf_readers.h"
+#include "model/families/gguf/gguf_readers.h"
 
 namespace kvlathe::gguf {
 namespace {
@@ -29,8 +29,6 @@ StatusOr<json> XieluNumber(const GgufFile& file, const std::string& key, int64_t
   KVL_ASSIGN_OR_RETURN(const double of_all, file.NumberOr(key, 0, -1e6, 1e6));
   return json(std::vector<double>(n_layers, of_all));
 }
-
-}  // namespace
 
 Status ReadSeedOss(const Context& c) { return ReadAsLlama(c, "seed_oss"); }
 
@@ -100,6 +98,24 @@ Status ReadMiniCpm(const Context& c) {
   KVL_RETURN_IF_ERROR(read("logit_scale", hidden / 256, "logits_scaling"));
   config["attention_multiplier"] = 1 / std::sqrt(head_dim);
   return OkStatus();
+}
+
+}  // namespace
+
+std::span<const Architecture> RmsNormFamilies() {
+  static constexpr Architecture kRows[] = {
+      {"seed_oss", ReadSeedOss},
+      {"hunyuan-dense", ReadHunyuanDense},
+      {"ernie4_5", ReadErnie45, true},
+      {"internlm2", ReadInternLm2, true},
+      {"arcee", ReadArcee, true},
+      {"apertus", ReadApertus},
+      {"exaone", ReadExaone},
+      {"xverse", ReadXverse, true},
+      {"qwen", ReadQwen},
+      {"minicpm", ReadMiniCpm, true},
+  };
+  return kRows;
 }
 
 }  // namespace kvlathe::gguf
