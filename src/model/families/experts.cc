@@ -53,7 +53,7 @@ Status ReadDeepSeekExperts(const ConfigFields& fields, bool normalises, ModelCon
   experts.min_sum = 1e-20f;
   experts.adds_min_sum = true;
   KVL_ASSIGN_OR_RETURN(experts.normalises, fields.BoolOr("norm_topk_prob", normalises));
-  KVL_ASSIGN_OR_RETURN(const double scale, fields.NumberOr("routed_scaling_factor", 1, 0, 1e6));
+  KVL_ASSIGN_OR_RETURN(const double scale, fields.NumberOr("routed_scaling_factor", 1, 1e-6, 1e6));
   experts.scale = static_cast<float>(scale);
   KVL_ASSIGN_OR_RETURN(const int n_shared, fields.IntegerOr("n_shared_experts", 1, 0, 64));
   experts.shared_ffn_dim = n_shared * experts.ffn_dim;
@@ -252,7 +252,7 @@ Status ReadBailingMoe(const ConfigFields& fields, ModelConfig* c) {
   experts.min_sum = 1e-20f;
   experts.adds_min_sum = true;
   KVL_ASSIGN_OR_RETURN(experts.normalises, fields.BoolOr("norm_topk_prob", true));
-  KVL_ASSIGN_OR_RETURN(const double scale, fields.NumberOr("routed_scaling_factor", 1, 0, 1e6));
+  KVL_ASSIGN_OR_RETURN(const double scale, fields.NumberOr("routed_scaling_factor", 1, 1e-6, 1e6));
   experts.scale = static_cast<float>(scale);
   KVL_ASSIGN_OR_RETURN(const int n_shared, fields.IntegerOr("num_shared_experts", 0, 0, 64));
   KVL_ASSIGN_OR_RETURN(const int shared_ffn, fields.IntegerOr("moe_shared_expert_intermediate_size",

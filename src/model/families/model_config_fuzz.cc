@@ -39,9 +39,10 @@ void CheckConfig(ModelConfig c) {
   KVL_CHECK(c.n_kv_heads > 0 && c.n_heads % c.n_kv_heads == 0);
   KVL_CHECK(c.head_dim > 0 && c.head_dim % 16 == 0 && c.head_dim <= 256);
   KVL_CHECK(c.rope_dim() % 2 == 0 && c.rope_dim() <= c.head_dim);
-  for (const float scale : {c.scale_of_scores(), c.embedding_scale, c.logit_scale, c.norms.eps}) {
+  for (const float scale : {c.scale_of_scores(), c.embedding_scale, c.logit_scale}) {
     KVL_CHECK(std::isfinite(scale) && scale != 0);
   }
+  KVL_CHECK(c.norms.eps >= 0 && std::isfinite(c.norms.eps));
   KVL_CHECK(c.score_cap >= 0 && std::isfinite(c.score_cap));
   KVL_CHECK(c.logit_cap >= 0 && std::isfinite(c.logit_cap));
   for (int l = 0; l < c.n_layers; ++l) {
