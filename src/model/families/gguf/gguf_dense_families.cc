@@ -107,6 +107,13 @@ Status ReadGlm4(const Context& c) {
   return ReadRotaryFraction(c);
 }
 
+Status ReadChatGlm(const Context& c) {
+  (*c.config)["model_type"] = "glm";
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
+  (*c.config)["head_dim"] = HeadDim(*c.config);
+  return ReadRotaryFraction(c);
+}
+
 Status ReadCommandR(const Context& c) {
   (*c.config)["model_type"] = "cohere";
   KVL_RETURN_IF_ERROR(ReadCohereLike(c));
@@ -163,6 +170,7 @@ std::span<const Architecture> DenseFamilies() {
       {"olmo2", ReadOlmo2},
       {"granite", ReadGranite, true},
       {"glm4", ReadGlm4, true},
+      {"chatglm", ReadChatGlm, true},
       {"command-r", ReadCommandR, true},
       {"cohere2", ReadCohere2, true},
       {"exaone4", ReadExaone4},
