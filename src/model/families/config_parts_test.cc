@@ -165,6 +165,10 @@ TEST(RopeOfConfig, QueriesOfMinistral3GrowWithThePosition) {
   json["rope_parameters"]["llama_4_scaling_beta"] = 0.2;
   json["rope_parameters"]["partial_rotary_factor"] = 0.5;
   EXPECT_THAT(MessageOf(ErrorOfJson(json)), HasSubstr("partial_rotary_factor"));
+  json["rope_parameters"].erase("partial_rotary_factor");
+  json["partial_rotary_factor"] = 0.5;
+  EXPECT_THAT(MessageOf(ErrorOfJson(json)), HasSubstr("partial_rotary_factor"));
+  json.erase("partial_rotary_factor");
   json["rope_parameters"] = {{"llama_4_scaling_beta", -1}};
   EXPECT_THAT(MessageOf(ErrorOfJson(json)), HasSubstr("llama_4_scaling_beta"));
   json["rope_parameters"] = {{"llama_4_scaling_beta", 1}, {"original_max_position_embeddings", 0}};

@@ -85,6 +85,16 @@ Status ReadYarn(const ConfigFields& model, const ConfigFields& fields, const Con
   return OkStatus();
 }
 
+// Whether the family has read what the fields say of the share of channels that rotate.
+Status CheckRotaryFraction(const ConfigFields& fields, const ModelConfig& config) {
+  KVL_ASSIGN_OR_RETURN(const double fraction,
+                       fields.NumberOr("partial_rotary_factor", config.rotary_fraction, 0, 1));
+  if (fraction == config.rotary_fraction) return OkStatus();
+  return Error(StatusCode::kUnimplemented,
+               "{}: partial_rotary_factor {} is not supported in a '{}' whose rotated share is {}",
+               fields.where(), fraction, config.model_type, config.rotary_fraction);
+}
+
 // The object with the scaling; null: there is none.
 const nlohmann::json* FindScaling(const ConfigFields& fields, const RopeNames& names) {
   if (!fields.Has("rope_parameters")) {
@@ -106,6 +116,7 @@ Status ReadRope(const ConfigFields& fields, const RopeNames& names, const ModelC
                 RopeConfig* to) {
   RopeConfig& rope = *to;
   const std::string& where = fields.where();
+  KVL_RETURN_IF_ERROR(CheckRotaryFraction(fields, config));
   KVL_ASSIGN_OR_RETURN(rope.theta, fields.NumberOr(names.theta, names.default_theta, 1, 1e12));
   const nlohmann::json* const object = FindScaling(fields, names);
   if (object == nullptr) return OkStatus();
@@ -115,14 +126,7 @@ Status ReadRope(const ConfigFields& fields, const RopeNames& names, const ModelC
   }
   const ConfigFields inner(*object, where);
   KVL_ASSIGN_OR_RETURN(rope.theta, inner.NumberOr("rope_theta", rope.theta, 1, 1e12));
-  KVL_ASSIGN_OR_RETURN(const double fraction,
-                       inner.NumberOr("partial_rotary_factor", config.rotary_fraction, 0, 1));
-  if (fraction != config.rotary_fraction) {
-    return Error(StatusCode::kUnimplemented,
-                 "{}: partial_rotary_factor {} is read beside rope_parameters only, and {} stands "
-                 "there",
-                 where, fraction, config.rotary_fraction);
-  }
+  KVL_RETURN_IF_ERROR(CheckRotaryFraction(inner, config));
   KVL_ASSIGN_OR_RETURN(const std::string old_name, inner.StringOr("type", "default"));
   KVL_ASSIGN_OR_RETURN(const std::string type, inner.StringOr("rope_type", old_name));
   if (type == "default") return OkStatus();

@@ -65,14 +65,7 @@ const nlohmann::json& DefaultRope() {
 
 Status ReadLlama(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
-  KVL_ASSIGN_OR_RETURN(const double fraction, fields.NumberOr("partial_rotary_factor", 1, 0, 1));
-  if (fraction != 1) {
-    return Error(StatusCode::kUnimplemented,
-                 "{}: partial_rotary_factor {} is supported in phi3 only", fields.where(),
-                 fraction);
-  }
-  KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
-  c->biases.o = c->biases.qkv;
+  KVL_RETURN_IF_ERROR(ReadAttentionBias(fields, c));
   KVL_ASSIGN_OR_RETURN(c->biases.mlp, fields.BoolOr("mlp_bias", false));
   return ReadRope(fields, c);
 }

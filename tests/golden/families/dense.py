@@ -48,6 +48,9 @@ MODELS = {
     "glm4": Golden(lambda: transformers.Glm4Config(
         **dict(SMALL, num_attention_heads=2, num_key_value_heads=1, head_dim=32), **RMS, pad_token_id=0),
         published.older_rope),
+    "glm": Golden(lambda: transformers.GlmConfig(
+        **dict(SMALL, num_attention_heads=2, num_key_value_heads=1, head_dim=16), **RMS, pad_token_id=0),
+        published.older_rope),
     "cohere": Golden(lambda: transformers.CohereConfig(**NARROW, **LAYER, logit_scale=0.4), published.older_rope),
     "cohere_qk_norm": Golden(lambda: transformers.CohereConfig(
         **dict(NARROW, num_key_value_heads=2), **LAYER, logit_scale=0.4, use_qk_norm=True),

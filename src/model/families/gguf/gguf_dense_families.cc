@@ -107,6 +107,13 @@ Status ReadGlm4(const Context& c) {
   return ReadRotaryFraction(c);
 }
 
+Status ReadChatGlm(const Context& c) {
+  (*c.config)["model_type"] = "glm";
+  KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
+  (*c.config)["head_dim"] = HeadDim(*c.config);
+  return ReadRotaryFraction(c);
+}
+
 Status ReadCommandR(const Context& c) {
   (*c.config)["model_type"] = "cohere";
   KVL_RETURN_IF_ERROR(ReadCohereLike(c));
@@ -184,6 +191,7 @@ std::span<const Architecture> DenseFamilies() {
       {"granite", ReadGranite, true},
       {"granite_swa", ReadGraniteSwa, true},
       {"glm4", ReadGlm4, true},
+      {"chatglm", ReadChatGlm, true},
       {"command-r", ReadCommandR, true},
       {"cohere2", ReadCohere2, true},
       {"exaone4", ReadExaone4},

@@ -235,6 +235,8 @@ TEST_F(GgufFamiliesTest, Glm4TurnsAsManyChannelsAsTheFileSays) {
   EXPECT_EQ(c->n_layers, 3);
   EXPECT_TRUE(c->has_neighbour_pairs);
   EXPECT_TRUE(c->norms.of_outputs);
+  EXPECT_FALSE(Read("chatglm")->norms.of_outputs);
+  EXPECT_EQ(Read("chatglm")->rope_dim(), 16);
 }
 
 }  // namespace
