@@ -13,6 +13,7 @@
 #include "io/safetensors/safetensors.h"
 #include "loaded_model.h"
 #include "model/planned_model.h"
+#include "model_shapes.h"
 #include "random_model.h"
 #include "reference_decoder.h"
 #include "runtime/machines/machine_choice.h"
@@ -31,16 +32,7 @@ class AbsoluteScoresTest : public ::testing::TestWithParam<double> {
  protected:
   void SetUp() override {
     directory_ = testing::FreshDirectory("absolute_scores");
-    testing::RandomModelShape shape;
-    shape.model_type = "gpt_oss";
-    shape.whole_every = 1;
-    shape.head_dim = 32;
-    shape.attention_bias = true;
-    shape.bias_deviation = 3;
-    shape.features.n_experts = 4;
-    shape.features.n_used_experts = 2;
-    shape.features.expert_ffn = 32;
-    reference_ = testing::WriteRandomModel(shape, directory_, 19);
+    reference_ = testing::WriteRandomModel(testing::GptOssWithoutWindows(3), directory_, 19);
     reference_.features.score_cap = GetParam();
     std::mt19937_64 random(5);
     for (int i = 0; i < kTokens; ++i) ids_.push_back(static_cast<int>(random() % reference_.vocab));

@@ -114,6 +114,19 @@ void AddExperts(std::vector<NamedShape>* shapes) {
 
 }  // namespace
 
+RandomModelShape GptOssWithoutWindows(double bias_deviation) {
+  RandomModelShape shape;
+  shape.model_type = "gpt_oss";
+  shape.head_dim = 32;
+  shape.whole_every = 1;
+  shape.attention_bias = true;
+  shape.bias_deviation = bias_deviation;
+  shape.features.n_experts = 4;
+  shape.features.n_used_experts = 2;
+  shape.features.expert_ffn = 32;
+  return shape;
+}
+
 RandomModelShape Phi3LongRope() {
   RandomModelShape phi3;
   phi3.model_type = "phi3";

@@ -14,6 +14,9 @@ struct NamedShape {
 
 std::vector<NamedShape> ModelShapes();
 
+// Sink logits, biases of this deviation, no window in any layer, and few experts.
+RandomModelShape GptOssWithoutWindows(double bias_deviation);
+
 // LongRope with an original context of 64 of 512 positions, three quarters of a head rotating, and
 // the long factors, as the longest context asks for.
 RandomModelShape Phi3LongRope();

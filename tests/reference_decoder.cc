@@ -145,6 +145,7 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
   Vector out;
   rows.queries.clear();
   rows.scores.clear();
+  rows.weights.clear();
   for (int h = 0; h < m.n_heads; ++h) {
     const int g = h / (m.n_heads / m.n_kv_heads);
     const bool decides = m.query_channel.has_value() && h == g * (m.n_heads / m.n_kv_heads);
@@ -169,6 +170,8 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     for (double& s : scores) sum += s = std::exp(s - max);
     const auto sinks = m.tensors.find(LayerPrefix(m, layer) + "self_attn.sinks");
     if (sinks != m.tensors.end()) sum += std::exp(sinks->second[h] - max);
+    for (double& s : scores) s /= sum;
+    rows.weights.push_back(scores);
     Vector o(m.head_dim, 0.0);
     const auto value_of = [&](const Vector& stored) {
       if (basis == nullptr) return stored;
@@ -177,7 +180,7 @@ Vector Attend(const ReferenceModel& m, int layer, const std::vector<ReferenceBas
     for (size_t s = 0; s < seen.size(); ++s) {
       const Vector& v = mapped->values[g].Of(JoinedRow(rows.values, group, seen[s]),
                                              rows.positions[g][seen[s]], value_of);
-      for (int i = 0; i < m.head_dim; ++i) o[i] += scores[s] / sum * v[i];
+      for (int i = 0; i < m.head_dim; ++i) o[i] += scores[s] * v[i];
     }
     out.insert(out.end(), o.begin(), o.end());
   }

@@ -103,8 +103,8 @@ struct ReferenceRows {
   std::vector<Matrix> keys, values;         // [kv head][row][rank]
   std::vector<std::vector<int>> positions;  // [kv head][row]
   // Of the newest token: its queries, at their position and in no basis, [query head][head_dim],
-  // and its scaled and capped scores, [query head][row].
-  Matrix queries, scores;
+  // its scaled and capped scores, [query head][row], and the probabilities that these become.
+  Matrix queries, scores, weights;
   std::vector<double> stream;   // the residual stream of the newest token, as the layer got it
   std::vector<double> channel;  // what decides of the newest token, by KV head, before it is 0
   // Positions that the last row is made of, where they merge: [kv head][position].

@@ -47,7 +47,7 @@ void RepeatLiterally::operator()(int layer_idx, ReferenceRows* rows) {
   auto& heads = votes_[layer_idx];
   const size_t group = rows->scores.size() / heads.size();
   for (size_t h = 0; h < rows->scores.size(); ++h) {
-    const std::vector<double> weights = Softmax(rows->scores[h]);
+    const std::vector<double>& weights = rows->weights[h];
     std::vector<double>& votes = heads[h / group];
     for (size_t e = 0; e < votes.size(); ++e) votes[e] = std::max(votes[e], weights[n_sink_ + e]);
   }
@@ -154,7 +154,7 @@ void RetainLiterally::Vote(int layer_idx, const ReferenceRows& rows, int positio
         const std::vector<double> weights = Softmax(scores);
         for (size_t e = 0; e < weights.size(); ++e) heads[g][e].votes += weights[e];
       } else {
-        const std::vector<double> weights = Softmax(scores);
+        const std::vector<double>& weights = rows.weights[h];
         for (size_t e = 0; e < heads[g].size(); ++e) heads[g][e].votes += weights[n_sinks + e];
       }
     }

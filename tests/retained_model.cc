@@ -27,9 +27,13 @@ std::vector<testing::ReferenceBasis> RetainedModelTest::shared_latents_;
 std::vector<int32_t> RetainedModelTest::ids_;
 
 void RetainedModelTest::SetUpTestSuite() {
+  SetUpModel({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32}, /*score_cap=*/0);
+}
+
+void RetainedModelTest::SetUpModel(const testing::RandomModelShape& shape, double score_cap) {
   directory_ = testing::FreshDirectory("retained_model");
-  reference_ =
-      testing::WriteRandomModel({.n_heads = 4, .n_kv_heads = 2, .head_dim = 32}, directory_, 31);
+  reference_ = testing::WriteRandomModel(shape, directory_, 33);
+  reference_.features.score_cap = score_cap;
   maps_ = testing::RandomBases(reference_, 12);
   latents_ = testing::RandomLatentBases(reference_, 12);
   shared_latents_ = testing::RandomLatentBases(reference_, 12, reference_.n_kv_heads);
@@ -47,9 +51,10 @@ std::unique_ptr<Model> RetainedModelTest::Load(Isa isa, DType type, const char* 
   const auto spec = Spec::Parse(spec_text);
   EXPECT_TRUE(spec.ok()) << spec.status();
   auto reader = SafetensorsReader::OpenModel(directory_);
-  auto weights =
-      ModelWeights::Load(*LoadModelConfig(directory_), type, MakeFileSource(*std::move(reader)),
-                         MakeMachine(&threads_, isa));
+  ModelConfig config = *LoadModelConfig(directory_);
+  config.score_cap = static_cast<float>(reference_.features.score_cap);
+  auto weights = ModelWeights::Load(config, type, MakeFileSource(*std::move(reader)),
+                                    MakeMachine(&threads_, isa));
   EXPECT_TRUE(weights.ok()) << weights.status();
   const ModelBasis basis = testing::ToModelBasis(reference_, BasesOf(spec_text));
   PlanParts parts = PartsOf(*spec, spec->basis() == nullptr ? nullptr : &basis);
@@ -152,6 +157,49 @@ double RetainedModelTest::LargestDifference(const Matrix& a, const Matrix& b) {
 const std::vector<testing::ReferenceBasis>& RetainedModelTest::BasesOf(std::string_view spec) {
   if (spec.starts_with("fdc")) return maps_;
   return spec.starts_with("palu(group=2)") ? shared_latents_ : latents_;
+}
+
+void RetainedModelTest::KeepsWhatTheLiteralMethodKeeps() {
+  ReferenceRetention literal = GetParam().literal;
+  literal.n_prompt = kPrompt;
+  literal.n_generated = kTokens - kPrompt;
+  testing::RetainLiterally retain(literal, reference_.n_layers, reference_.n_kv_heads);
+  const std::vector<int> ids(ids_.begin(), ids_.begin() + kTokens);
+  std::vector<testing::ReferenceBasis> bases;
+  if (GetParam().has_latents || GetParam().has_maps()) bases = BasesOf(GetParam().spec);
+  const int n_whole_keys = ReadsWholeKeys(GetParam().spec) ? kPrompt : 0;
+  if (GetParam().chunk > 0) {
+    retain.SetVotes(VotesOfRepeat(literal, GetParam().chunk, bases, n_whole_keys > 0));
+  }
+  std::vector<int> n_seen(reference_.n_layers);
+  const Matrix want = testing::ReferenceLogits(
+      reference_, ids, bases, literal.n_sink,
+      [&](int layer, testing::ReferenceRows* rows) {
+        retain(layer, rows);
+        if (++n_seen[layer] != n_whole_keys) return;
+        testing::MapKeys(reference_, layer, bases, literal.n_sink, rows);
+      },
+      nullptr, n_whole_keys);
+  const Matrix plain = testing::ReferenceLogits(reference_, ids, bases, literal.n_sink);
+  const double loss = LargestDifference(want, plain);
+  for (const Isa isa : AvailableIsas()) {
+    std::unique_ptr<Model> model = Load(isa, DType::kF32, GetParam().spec);
+    for (const int chunk : {512, 1, 23}) {
+      SCOPED_TRACE(std::string(IsaName(isa)) + " chunk " + std::to_string(chunk));
+      const std::unique_ptr<SequenceCache> cache = NewCache(*model);
+      Matrix logits;
+      Read(model.get(), cache.get(), kTokens, chunk, &logits);
+      if (HasFatalFailure()) return;
+      // Where nothing is dropped any more, positions are gone too, and the logits tell.
+      for (int l = 0; l < reference_.n_layers && !cache->head(l, 0).entries().empty(); ++l) {
+        for (int g = 0; g < reference_.n_kv_heads; ++g) {
+          EXPECT_EQ(Positions(*cache, l, g), retain.Positions(l, g))
+              << "layer " << l << " head " << g;
+        }
+      }
+      EXPECT_LT(LargestDifference(logits, want), 0.002 * loss);
+    }
+  }
 }
 
 }  // namespace kvlathe

@@ -15,6 +15,7 @@
 #include "kv/blocks/host_pool_fixture.h"
 #include "kv/blocks/sequence_cache.h"
 #include "model/model.h"
+#include "random_model.h"
 #include "reference_decoder.h"
 #include "reference_retention.h"
 
@@ -45,6 +46,11 @@ class RetainedModelTest : public ::testing::TestWithParam<RetainedCase> {
  protected:
   static void SetUpTestSuite();
   static void TearDownTestSuite();
+  // Writes a model of this shape, whose scores are capped; 0: which are not.
+  static void SetUpModel(const testing::RandomModelShape& shape, double score_cap);
+
+  // What the case's cache keeps is what the literal method keeps, and so are the logits.
+  void KeepsWhatTheLiteralMethodKeeps();
 
   // `slack`: of budgets behind the prompt, where it is not the spec's.
   std::unique_ptr<Model> Load(Isa isa, DType type, const char* spec_text, double slack = 0);

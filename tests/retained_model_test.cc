@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/cpu_features.h"
+#include "model_shapes.h"
 
 namespace kvlathe {
 namespace {
@@ -79,48 +80,7 @@ const RetainedCase kCases[] = {
      {.name = "snapkv", .budget = 500, .n_recent = 16, .kernel = 5, .prompt_only = true}},
 };
 
-TEST_P(RetainedModelTest, KeepsWhatTheLiteralMethodKeeps) {
-  ReferenceRetention literal = GetParam().literal;
-  literal.n_prompt = kPrompt;
-  literal.n_generated = kTokens - kPrompt;
-  testing::RetainLiterally retain(literal, reference_.n_layers, reference_.n_kv_heads);
-  const std::vector<int> ids(ids_.begin(), ids_.begin() + kTokens);
-  std::vector<testing::ReferenceBasis> bases;
-  if (GetParam().has_latents || GetParam().has_maps()) bases = BasesOf(GetParam().spec);
-  const int n_whole_keys = ReadsWholeKeys(GetParam().spec) ? kPrompt : 0;
-  if (GetParam().chunk > 0) {
-    retain.SetVotes(VotesOfRepeat(literal, GetParam().chunk, bases, n_whole_keys > 0));
-  }
-  std::vector<int> n_seen(reference_.n_layers);
-  const Matrix want = testing::ReferenceLogits(
-      reference_, ids, bases, literal.n_sink,
-      [&](int layer, testing::ReferenceRows* rows) {
-        retain(layer, rows);
-        if (++n_seen[layer] != n_whole_keys) return;
-        testing::MapKeys(reference_, layer, bases, literal.n_sink, rows);
-      },
-      nullptr, n_whole_keys);
-  const Matrix plain = testing::ReferenceLogits(reference_, ids, bases, literal.n_sink);
-  const double loss = LargestDifference(want, plain);
-  for (const Isa isa : AvailableIsas()) {
-    std::unique_ptr<Model> model = Load(isa, DType::kF32, GetParam().spec);
-    for (const int chunk : {512, 1, 23}) {
-      SCOPED_TRACE(std::string(IsaName(isa)) + " chunk " + std::to_string(chunk));
-      const std::unique_ptr<SequenceCache> cache = NewCache(*model);
-      Matrix logits;
-      Read(model.get(), cache.get(), kTokens, chunk, &logits);
-      if (HasFatalFailure()) return;
-      // Where nothing is dropped any more, positions are gone too, and the logits tell.
-      for (int l = 0; l < reference_.n_layers && !cache->head(l, 0).entries().empty(); ++l) {
-        for (int g = 0; g < reference_.n_kv_heads; ++g) {
-          EXPECT_EQ(Positions(*cache, l, g), retain.Positions(l, g))
-              << "layer " << l << " head " << g;
-        }
-      }
-      EXPECT_LT(LargestDifference(logits, want), 0.002 * loss);
-    }
-  }
-}
+TEST_P(RetainedModelTest, KeepsWhatTheLiteralMethodKeeps) { KeepsWhatTheLiteralMethodKeeps(); }
 
 TEST_P(RetainedModelTest, BatchesKeepTheSame) {
   std::unique_ptr<Model> model = Load(AvailableIsas().back(), DType::kF32, GetParam().spec);
@@ -165,6 +125,32 @@ TEST_P(RetainedModelTest, BatchesKeepTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, RetainedModelTest, ::testing::ValuesIn(kCases),
+                         [](const auto& test) {
+                           std::string name = test.param.spec;
+                           for (char& c : name) c = std::isalnum(c) ? c : '_';
+                           return name;
+                         });
+
+// Heads have sink logits, which votes are divided by too, keys have biases, and scores are capped.
+class RetainedAbsoluteModelTest : public RetainedModelTest {
+ protected:
+  static void SetUpTestSuite() { SetUpModel(testing::GptOssWithoutWindows(0.5), /*score_cap=*/3); }
+};
+
+TEST_P(RetainedAbsoluteModelTest, KeepsWhatTheLiteralMethodKeeps) {
+  KeepsWhatTheLiteralMethodKeeps();
+}
+
+const RetainedCase kAbsoluteCases[] = {
+    {"h2o(keep=0.4,recent=0.5,sink=4)", kH2o},
+    {"fdc+h2o(keep=0.4,recent=0.5,score=exact,sink=4)", kH2o},
+    {"tova(budget=48,sink=0)", kTova},
+    {"keyformer(keep=0.4,recent=0.3,sink=4)", kKeyformer},
+    {"fdc+snapkv(budget=60,window=16,kernel=5,score=exact,sink=4)", kSnapKv},
+    {"palu+kvzip(budget=60,window=16,heads=own,chunk=90,sink=4)", kKvzip, true, 90},
+};
+
+INSTANTIATE_TEST_SUITE_P(Specs, RetainedAbsoluteModelTest, ::testing::ValuesIn(kAbsoluteCases),
                          [](const auto& test) {
                            std::string name = test.param.spec;
                            for (char& c : name) c = std::isalnum(c) ? c : '_';

@@ -20,8 +20,11 @@
 namespace kvlathe::testing {
 namespace {
 
-ModelConfig MergingConfig() {
+ModelConfig MergingConfig(CaseScores scores = CaseScores::kPlain) {
   ModelConfig c = SmallConfig();
+  // Scores of random weights are small.
+  if (scores == CaseScores::kCapped) c.score_cap = 0.02f;
+  c.has_sink_logits = scores == CaseScores::kSinkLogits;
   c.dmc = DmcConfig{.offset = 0, .weight_offset = 0};  // random weights merge half of the positions
   c.dms = DmsConfig{.window = 20, .offset = 0};        // and let half of them go
   return c;
@@ -215,8 +218,11 @@ std::unique_ptr<Model> MakeCaseModel(const SequenceCase& of, std::shared_ptr<Mac
   const auto spec = Spec::Parse(of.spec);
   EXPECT_TRUE(spec.ok()) << spec.status();
   ModelBasis basis = DrawBasis(of.basis);
-  auto weights =
-      ModelWeights::Load(MergingConfig(), DType::kBf16, MakeRandomSource(3), std::move(machine));
+  if (of.scores == CaseScores::kSinkLogits) {
+    for (HeadBasis& head : basis.heads) head.value_offset.clear();
+  }
+  auto weights = ModelWeights::Load(MergingConfig(of.scores), DType::kBf16, MakeRandomSource(3),
+                                    std::move(machine));
   EXPECT_TRUE(weights.ok()) << weights.status();
   auto model = CreateModel(*std::move(weights),
                            PartsOf(*spec, of.basis == CaseBasis::kNone ? nullptr : &basis));

@@ -36,10 +36,14 @@ enum class CaseBasis {
   kOnline
 };
 
+// What attention of the model asks for besides.
+enum class CaseScores { kPlain, kCapped, kSinkLogits };
+
 struct SequenceCase {
   std::string name;  // of the test
   std::string spec;
   CaseBasis basis = CaseBasis::kNone;
+  CaseScores scores = CaseScores::kPlain;
 
   friend void PrintTo(const SequenceCase& of, std::ostream* out) { *out << of.spec; }
 };

@@ -61,10 +61,11 @@ Status CheckOnModel(const ModelFacts& model, const ConsideredParts& parts) {
                  NarrowestWindow(model));
   }
   if (model.scores_are_absolute && model.rope_dim == 0 && FactsOf(parts.keys).are_mapped) {
-    return Error(StatusCode::kUnimplemented,
-                 "the model has sink logits or a cap of scores and learned positions: its biases of "
-                 "keys take up what a basis takes off keys, and attention cannot give it back; take "
-                 "a spec without a basis");
+    return Error(
+        StatusCode::kUnimplemented,
+        "the model has sink logits or a cap of scores and learned positions: its biases of "
+        "keys take up what a basis takes off keys, and attention cannot give it back; take "
+        "a spec without a basis");
   }
   if (JoinsValues(parts.keys) && 2 * model.head_dim > kMaxRowRank) {
     return Error(StatusCode::kUnimplemented,

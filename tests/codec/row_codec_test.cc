@@ -15,6 +15,7 @@
 #include "codec/row_calibration.h"
 #include "codec/row_shape.h"
 #include "io/files.h"
+#include "model_shapes.h"
 #include "runtime/machines/machine_choice.h"
 
 namespace kvlathe {
@@ -26,18 +27,6 @@ using testing::RandomModelShape;
 
 constexpr int kTokens = 300, kPrompt = 220;
 constexpr double kRounding = 2e-5;
-
-// With biases of this deviation.
-RandomModelShape WithSinkLogits(double bias_deviation) {
-  RandomModelShape shape = {.model_type = "gpt_oss", .head_dim = 32};
-  shape.whole_every = 1;
-  shape.attention_bias = true;
-  shape.bias_deviation = bias_deviation;
-  shape.features.n_experts = 4;
-  shape.features.n_used_experts = 2;
-  shape.features.expert_ffn = 32;
-  return shape;
-}
 
 class RowCodecTest : public ::testing::Test {
  protected:
@@ -156,7 +145,7 @@ TEST_F(RowCodecTest, ComputesWhatTheModelDoes) {
         RandomModelShape{
             .model_type = "mistral", .n_heads = 4, .n_kv_heads = 4, .head_dim = 32, .window = 100},
         RandomModelShape{.model_type = "gpt2", .n_heads = 4, .n_kv_heads = 4, .head_dim = 32},
-        WithSinkLogits(0.5)}) {
+        testing::GptOssWithoutWindows(0.5)}) {
     SCOPED_TRACE(shape.model_type);
     Load(shape);
     if (shape.attention_bias) weights_.key_biases = KeyBiases();
@@ -358,7 +347,7 @@ TEST_F(RowCodecTest, TakesMeanBiasesOffKeysAsTheModelDoes) {
 }
 
 TEST_F(RowCodecTest, TakesMeanBiasesOffKeysBesideSinkLogits) {
-  TakesMeanBiasesOffKeys(WithSinkLogits(50));
+  TakesMeanBiasesOffKeys(testing::GptOssWithoutWindows(50));
 }
 
 TEST_F(RowCodecTest, StoresWithoutQueriesWhatItStoresWithThem) {

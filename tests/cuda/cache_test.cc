@@ -25,6 +25,8 @@ namespace kvlathe {
 namespace {
 
 using testing::AnswersThatOutgrow;
+using testing::CaseBasis;
+using testing::CaseScores;
 using testing::Feed;
 using testing::LiveThrough;
 using testing::MakeCaseModel;
@@ -195,6 +197,29 @@ TEST_P(SharedPrefixOnAGpu, GoesOnAsIfItHadReadEverything) {
 INSTANTIATE_TEST_SUITE_P(Specs, SharedPrefixOnAGpu, ::testing::ValuesIn(testing::SharingCases()),
                          [](const auto& test) { return test.param.name; });
 INSTANTIATE_TEST_SUITE_P(Specs, CacheOnAGpu, ::testing::ValuesIn(testing::SequenceCases()),
+                         [](const auto& test) { return test.param.name; });
+
+// Caps and sink logits on rows, codes, frames and latents, whose keys may have lost what they miss.
+constexpr CaseScores kBoth[] = {CaseScores::kCapped, CaseScores::kSinkLogits};
+std::vector<SequenceCase> CasesOfScores() {
+  std::vector<SequenceCase> cases;
+  for (const CaseScores scores : kBoth) {
+    const std::string of = scores == CaseScores::kCapped ? "Capped" : "SinkLogits";
+    cases.push_back({of + "Rows", "none", CaseBasis::kNone, scores});
+    cases.push_back({of + "Basis", "fdc(rate=0.3)", CaseBasis::kPlain, scores});
+    cases.push_back({of + "H2o", "h2o(keep=0.4)", CaseBasis::kNone, scores});
+    cases.push_back({of + "LatheKeysCentred",
+                     "lathe(ratio=4,scales=static,open=8,keys=centred,run=64)",
+                     CaseBasis::kSplitCentred, scores});
+    cases.push_back({of + "LatheKeysBlock", "lathe(ratio=4,scales=static,open=8,keys=block,run=64)",
+                     CaseBasis::kSplitFrames, scores});
+    cases.push_back({of + "LatheKeysBefore",
+                     "lathe(ratio=4,scales=static,open=8,keys=before,run=64)",
+                     CaseBasis::kSplitLatents, scores});
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Scores, CacheOnAGpu, ::testing::ValuesIn(CasesOfScores()),
                          [](const auto& test) { return test.param.name; });
 
 // Requests that outgrow the budget wait, give way and come back, and one's session goes on.

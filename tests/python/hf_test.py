@@ -161,26 +161,41 @@ class AgainstTheEngine(unittest.TestCase):
     def test_gemma3(self):
         self.check("gemma3", SPECS)
 
-
-    def test_biases_of_keys(self):
+    def check_alone(self, family, specs):
+        """Against the engine, and uncompressed against transformers; without a basis. Gives the model."""
         ids = prompt_ids()
-        specs = ("none", "kivi(bits=4)", "token(bits=4)")
         greedy = kvlathe.SamplingParams(temperature=0, max_tokens=N_NEW, ignore_eos=True, logprobs=1)
-        model = make_tiny_model("qwen2", folder_of("qwen2"), NANO)
-        engine = kvlathe.LLM(folder_of("qwen2"), kv=specs, dtype="float32", exact=True, n_threads=1, quiet=True)
+        model = make_tiny_model(family, folder_of(family), NANO)
+        plain = generate(model, ids, past_key_values=kvlathe.hf.LatheCache(model, "none", n_threads=1))
+        self.assertEqual(new_ids(plain), new_ids(generate(model, ids)))
+        engine = kvlathe.LLM(folder_of(family), kv=specs, dtype="float32", exact=True, n_threads=1, quiet=True)
         with engine:
             for spec in specs:
-                with self.subTest(spec=spec):
+                with self.subTest(family=family, spec=spec):
                     [expected] = engine.generate([ids.tolist()], greedy, kv=spec)
                     cache = kvlathe.hf.LatheCache(model, spec, n_threads=1)
                     result = generate(model, ids, past_key_values=cache)
                     self.check_same(expected.outputs[0], new_ids(result)[0], logprobs_of(result), spec)
                     self.assertEqual(cache.nbytes, expected.kv_bytes)
+        return model
+
+    def check_biases_of_keys(self, family):
+        model = self.check_alone(family, ("none", "kivi(bits=4)", "token(bits=4)"))
         # Codes of keys with their biases say something else.
+        ids = prompt_ids()
         untold = kvlathe.hf.LatheCache(model, Codec(Shape.from_config(model.config), "kivi(bits=4)", n_threads=1))
         told = kvlathe.hf.LatheCache(model, "kivi(bits=4)", n_threads=1)
         without, result = (generate(model, ids, past_key_values=cache) for cache in (untold, told))
         self.assertNotEqual(new_ids(without), new_ids(result))
+
+    def test_biases_of_keys(self):
+        self.check_biases_of_keys("qwen2")
+
+    def test_biases_of_keys_beside_sink_logits(self):
+        self.check_biases_of_keys("gpt_oss")
+
+    def test_caps_of_scores(self):
+        self.check_alone("gemma2", ("none", "kivi(bits=4)", "q8_0", "turboquant(bits=4)"))
 
 
 class AgainstTransformers(unittest.TestCase):

@@ -7,7 +7,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -22,6 +24,8 @@ WINDOW = 64
 # float32 rounds of a key moves codes in torch and in the engine apart.
 KEY_BIAS = 10.0
 
+_LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+
 _CONFIGS = {
     "llama": (LlamaConfig, {}),
     "qwen2": (Qwen2Config, {}),
@@ -30,8 +34,27 @@ _CONFIGS = {
         Gemma3TextConfig,
         {
             "sliding_window": WINDOW,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "layer_types": _LAYER_TYPES,
             "query_pre_attn_scalar": 48,
+        },
+    ),
+    "gemma2": (
+        Gemma2Config,
+        {
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 48,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gpt_oss": (
+        GptOssConfig,
+        {
+            "sliding_window": WINDOW,
+            "layer_types": _LAYER_TYPES,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
 }

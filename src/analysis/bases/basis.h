@@ -31,9 +31,10 @@ struct HeadBasis {
   // Offsets that are subtracted from rows before they are compressed, [head_dim] or empty. Keys
   // lose theirs after RoPE and at every position, sinks too, so that all scores of a query shift
   // alike, which softmax ignores and sink logits and caps are told (HeadJob::lost_keys); those of
-  // frames lose it behind the sinks, and attention adds what it is worth in a frame. For values b_V A
-  // becomes (b_V - offset) A, and offset W_O joins the output bias, because attention weights sum to
-  // 1; there is none where they do not (BasisOptions::has_value_offsets). Neither costs stored bytes.
+  // frames lose it behind the sinks, and attention adds what it is worth in a frame. For values b_V
+  // A becomes (b_V - offset) A, and offset W_O joins the output bias, because attention weights sum
+  // to 1; there is none where they do not (BasisOptions::has_value_offsets). Neither costs stored
+  // bytes.
   std::vector<float> key_offset = {};
   std::vector<float> value_offset = {};
   // What keys behind the sinks lose before they turn (MappedKeys::turning_pairs), [head_dim] or

@@ -162,8 +162,7 @@ std::vector<float> RowsOfMap(const std::vector<double>& map, int64_t dim, int64_
 Status AnalyseJoinedHead(const BasisInputs& inputs, int64_t h, BasisAnalysis* analysis) {
   const CalibrationStatistics& s = *inputs.statistics;
   const int side = analysis->shape.head_dim, dim = 2 * side;
-  KVL_ASSIGN_OR_RETURN(const RowStatistics rows,
-                       KeyValueRowsOf(s, h, side, inputs.options));
+  KVL_ASSIGN_OR_RETURN(const RowStatistics rows, KeyValueRowsOf(s, h, side, inputs.options));
   KVL_RETURN_IF_ERROR(
       CheckFinite(analysis->shape, h, {WeightedSum(1, rows.gram, 1, rows.fisher), {}}));
   const OptimalPair pair = DecomposePair(rows.fisher, rows.gram, dim);

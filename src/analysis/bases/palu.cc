@@ -119,7 +119,8 @@ StatusOr<BasisAnalysis> AnalysePalu(const BasisInputs& inputs) {
     std::vector<double> value_gram;
     if (!is_whitened) value_gram = inputs.value_grams[i];
     if (!inputs.options.has_value_offsets) {
-      // The bias is a part of values then: what the weights make of inputs of unit variance, and it.
+      // The bias is a part of values then: what the weights make of inputs of unit variance, and
+      // it.
       if (!is_whitened && !value_bias.empty()) AddSquareOf(value_bias, &value_gram);
       value_bias.clear();
     }

@@ -54,10 +54,6 @@ Status ReadShapes(const ConfigFields& fields, ModelConfig* c, const ShapeDefault
 // Before ReadRope, with head_dim known.
 Status ReadPartialRotary(const ConfigFields& fields, const char* key, double fallback,
                          ModelConfig* c);
-// The same by the name that most families give it.
-inline Status ReadRotaryFraction(const ConfigFields& fields, double fallback, ModelConfig* c) {
-  return ReadPartialRotary(fields, "partial_rotary_factor", fallback, c);
-}
 // hidden_act, or what stands under another key, which must be `name`; left out it is so.
 Status RequireActivation(const ConfigFields& fields, const std::string& name,
                          const char* key = "hidden_act");

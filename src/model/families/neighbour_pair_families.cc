@@ -55,7 +55,7 @@ Status ReadGlm(const ConfigFields& fields, ModelConfig* c) {
   c->layout = WeightLayout::kGlm;
   c->has_neighbour_pairs = true;
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", true));
-  KVL_RETURN_IF_ERROR(ReadRotaryFraction(fields, 0.5, c));
+  KVL_RETURN_IF_ERROR(ReadPartialRotary(fields, "partial_rotary_factor", 0.5, c));
   return ReadRope(fields, c);
 }
 

@@ -6,7 +6,7 @@ namespace {
 Status ReadPhi3(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadLlamaLike(fields, c));
   c->layout = WeightLayout::kPhi3;
-  KVL_RETURN_IF_ERROR(ReadRotaryFraction(fields, 1, c));
+  KVL_RETURN_IF_ERROR(ReadPartialRotary(fields, "partial_rotary_factor", 1, c));
   KVL_RETURN_IF_ERROR(RequireSwitch(fields, "attention_bias", false));
   KVL_RETURN_IF_ERROR(ReadWindow(fields, c));
   return ReadRope(fields, c);
