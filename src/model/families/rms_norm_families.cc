@@ -56,9 +56,9 @@ Status ReadHunyuanDense(const ConfigFields& fields, ModelConfig* c) {
   c->layout = WeightLayout::kHunyuan;
   KVL_RETURN_IF_ERROR(ReadShapes(fields, c, {.max_positions = 2048, .eps = 1e-5}));
   KVL_RETURN_IF_ERROR(RequireActivation(fields, "silu"));
-  KVL_RETURN_IF_ERROR(RequireSwitch(fields, "use_qk_norm", true));
   KVL_RETURN_IF_ERROR(RequireSwitch(fields, "use_cla", false));
-  c->norms.of_qk = {.weighs_turned_queries = true};
+  KVL_ASSIGN_OR_RETURN(const bool has_qk_norms, fields.BoolOr("use_qk_norm", true));
+  if (has_qk_norms) c->norms.of_qk = {.weighs_turned_queries = true};
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
   c->biases.o = c->biases.qkv;
   return ReadHunyuanRope(fields, c);
@@ -100,7 +100,6 @@ Status ReadApertus(const ConfigFields& fields, ModelConfig* c) {
   KVL_RETURN_IF_ERROR(ReadShapes(fields, c, {.max_positions = 65536, .eps = 1e-5}));
   KVL_RETURN_IF_ERROR(RequireActivation(fields, "xielu"));
   KVL_RETURN_IF_ERROR(RequireSwitch(fields, "qk_norm", true));
-  KVL_RETURN_IF_ERROR(RequireSwitch(fields, "post_norm", false));
   c->norms.of_qk = QkNormConfig();
   KVL_ASSIGN_OR_RETURN(c->biases.qkv, fields.BoolOr("attention_bias", false));
   c->biases.o = c->biases.qkv;
