@@ -107,6 +107,35 @@ TEST(ExpertFamilies, GroupsMustDivideAndHoldWhatIsChosen) {
   EXPECT_THAT(refused({{"first_k_dense_replace", 5}}), HasSubstr("'first_k_dense_replace' is 5"));
 }
 
+TEST(ExpertFamilies, Dots1HasTheRouterOfGlm4AndWindowsInItsLastLayers) {
+  json config = Glm4Moe();
+  config.update({{"model_type", "dots1"}, {"sliding_window", 32}, {"max_window_layers", 3}});
+  auto c = ParseModelConfig(config, "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->experts->score, ExpertsConfig::Score::kSigmoid);
+  EXPECT_FALSE(c->experts->normalises);
+  EXPECT_TRUE(c->norms.of_qk.has_value());
+  EXPECT_EQ(c->rotary_fraction, 1);
+  EXPECT_THAT(c->attention.Windows(4), ElementsAre(0, 0, 0, 32));
+  config["layer_types"] = std::vector<std::string>(4, "full_attention");
+  EXPECT_FALSE(ParseModelConfig(config, "config.json")->attention.HasWindow());
+}
+
+TEST(ExpertFamilies, MiniMaxM2TurnsAsManyChannelsAsRotaryDimSays) {
+  json config = Shared("minimax_m2");
+  config.update({{"num_local_experts", 8}, {"num_experts_per_tok", 3}, {"rotary_dim", 16}});
+  config["head_dim"] = 64;
+  const auto c = ParseModelConfig(config, "config.json");
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_EQ(c->rope_dim(), 16);
+  EXPECT_EQ(c->attention.of(0).rope.theta, config.value("rope_theta", 5e6));
+  EXPECT_EQ(c->norms.of_qk->over, QkNormConfig::Over::kAllHeads);
+  EXPECT_EQ(c->experts->ffn_dim, config.at("intermediate_size"));
+  EXPECT_TRUE(c->experts->has_choice_bias && c->experts->normalises);
+  EXPECT_THAT(ExpertRefusal(config, {{"rotary_dim", 65}}, StatusCode::kDataLoss),
+              HasSubstr("'rotary_dim' is 65"));
+}
+
 TEST(ExpertFamilies, GptOssHasWindowsInEverySecondLayerAndOneGate) {
   json config = Shared("gpt_oss");
   config.update({{"num_local_experts", 8}, {"num_experts_per_tok", 4}, {"sliding_window", 24}});

@@ -202,6 +202,23 @@ TEST(LayerKinds, GraniteKeepsItsStreamDividedByWhatMultipliesBlocks) {
   }
 }
 
+TEST(LayerKinds, GraniteWithWindowsHasSinksAndLayersThatDoNotTurn) {
+  const nlohmann::json fields = {{"sliding_window", 32},
+                                 {"layer_rope_theta", {0.0, 20000.0, 20000.0, 20000.0}}};
+  const auto c = ParsedJson(SmallJson("granite_swa", fields));
+  ASSERT_TRUE(c.ok()) << c.status();
+  EXPECT_TRUE(c->has_sink_logits);
+  EXPECT_THAT(c->attention.Windows(4), ElementsAre(0, 32, 32, 32));
+  EXPECT_EQ(c->attention.of(0).rope.scaling, RopeConfig::Scaling::kStill);
+  EXPECT_EQ(c->attention.of(1).rope.theta, 20000);
+  const Status two = ErrorOfJson(
+      SmallJson("granite_swa", {{"layer_rope_theta", {10000.0, 20000.0, 20000.0, 20000.0}}}));
+  EXPECT_EQ(two.code(), StatusCode::kUnimplemented);
+  EXPECT_THAT(MessageOf(two), HasSubstr("'layer_rope_theta' has 10000 and 20000"));
+  const Status few = ErrorOfJson(SmallJson("granite_swa", {{"layer_rope_theta", {10000.0}}}));
+  EXPECT_THAT(MessageOf(few), HasSubstr("'layer_rope_theta' is not a list of 4 numbers"));
+}
+
 TEST(LayerKinds, MinistralHasAWindowWhereLayerTypesSaySo) {
   nlohmann::json json = SmallJson("ministral", {});
   EXPECT_THAT(ParsedJson(json)->attention.Windows(4), IsEmpty());
