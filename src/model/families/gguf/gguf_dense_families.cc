@@ -70,6 +70,13 @@ Status ReadGranite(const Context& c) {
   return ReadGraniteLike(c);
 }
 
+// Whole heads turn unless the file says how much of them does.
+Status ReadGlmHeads(const Context& c) {
+  (*c.config)["head_dim"] = HeadDim(*c.config);
+  (*c.config)["partial_rotary_factor"] = 1;
+  return ReadRotaryFraction(c);
+}
+
 }  // namespace
 
 Status ReadGraniteLike(const Context& c) {
@@ -103,15 +110,13 @@ Status ReadGlm4(const Context& c) {
   (*c.config)["model_type"] = "glm4";
   KVL_RETURN_IF_ERROR(DropNextLayers(c));
   KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
-  (*c.config)["head_dim"] = HeadDim(*c.config);
-  return ReadRotaryFraction(c);
+  return ReadGlmHeads(c);
 }
 
 Status ReadChatGlm(const Context& c) {
   (*c.config)["model_type"] = "glm";
   KVL_RETURN_IF_ERROR(ReadLlamaLike(c));
-  (*c.config)["head_dim"] = HeadDim(*c.config);
-  return ReadRotaryFraction(c);
+  return ReadGlmHeads(c);
 }
 
 Status ReadCommandR(const Context& c) {
