@@ -115,7 +115,7 @@ Status LoadGgufWeights(const std::string& path, Decoder* decoder) {
   KVL_ASSIGN_OR_RETURN(GgufFile opened, GgufFile::Open(path));
   const auto file = std::make_shared<const GgufFile>(std::move(opened));
   KVL_ASSIGN_OR_RETURN(const ModelConfig from, ReadGgufConfig(*file));
-  if (from.layout != WeightLayout::kGgufPairs) {
+  if (from.model_type != "llama") {
     return Error(StatusCode::kUnimplemented,
                  "{}: of GGUF files the trainer reads those of architecture llama; give the "
                  "Hugging Face directory of the model",
@@ -124,6 +124,7 @@ Status LoadGgufWeights(const std::string& path, Decoder* decoder) {
   WeightReader reader(MakeGgufSource(file));
   ModelConfig plain = from;
   plain.layout = WeightLayout::kLlama;
+  plain.has_neighbour_pairs = false;
   const WeightNames names(plain, reader.source()), stored(from, reader.source());
   const auto matrices = MatricesByName(names, stored, from.n_layers);
   const auto vectors = VectorsByName(names, stored, from.n_layers);
