@@ -100,6 +100,8 @@ class RowCodecTest : public ::testing::Test {
   void TakesMeanBiasesOffKeys(const RandomModelShape& shape);
   // Of the model that is loaded.
   void ReadsBackWhatAttentionReads(const std::vector<const char*>& specs);
+  void ReadsBackRows(const CapturedText& text, std::string_view spec, bool ends_turned,
+                     RowCodec* codec);
 
   std::vector<std::vector<float>> KeyBiases() {
     const ModelConfig& c = loaded_.model->config();
@@ -231,37 +233,41 @@ void RowCodecTest::ReadsBackWhatAttentionReads(const std::vector<const char*>& s
   int64_t n_plain = 0;
   const CapturedText text = Capture("none", &n_plain);
   Calibrate(text);
-  const ModelConfig& c = loaded_.model->config();
   for (const char* spec : specs) {
     SCOPED_TRACE(spec);
     const auto codec = MakeCodec(spec);
     ASSERT_NE(codec, nullptr);
-    std::vector<std::vector<float>> outputs;
-    const auto sequence = codec->NewSequence(kPrompt);
-    ASSERT_TRUE(
-        testing::AttendTo(text, 0, kPrompt, true, codec.get(), sequence.get(), &outputs).ok());
-    for (int t = kPrompt; t < kTokens; ++t) {
-      ASSERT_TRUE(
-          testing::AttendTo(text, t, t + 1, t % 2 == 0, codec.get(), sequence.get(), &outputs)
-              .ok());
-    }
-    EXPECT_EQ(sequence->bytes().total(), codec->BytesAt(kTokens, kPrompt));
-    if (codec->layout().MergesEntries()) {
-      EXPECT_EQ(codec->Read(*sequence, 0).status().code(), StatusCode::kUnimplemented);
-      continue;
-    }
-    for (int l = 0; l < c.n_layers; ++l) {
-      const auto entries = codec->Read(*sequence, l);
-      ASSERT_TRUE(entries.ok()) << entries.status();
-      const std::vector<float> want = AttendLiterally(text, *entries, l, c);
-      const int64_t width = std::ssize(want);
-      EXPECT_LT(LargestDifference(std::span(outputs[l]).last(width), want), kRounding) << l;
-      const bool is_whole =
-          std::string_view(spec) == "none" || std::string_view(spec) == "fdc(rate=0)";
-      if (!is_whole) continue;
-      EXPECT_LT(LargestDifference(entries->k, text.k[l]), kRounding);
-      EXPECT_LT(LargestDifference(entries->v, text.v[l]), kRounding);
-    }
+    for (const bool ends_turned : {false, true})
+      ReadsBackRows(text, spec, ends_turned, codec.get());
+  }
+}
+
+// Every second row comes turned, and the last one as `ends_turned` says.
+void RowCodecTest::ReadsBackRows(const CapturedText& text, std::string_view spec, bool ends_turned,
+                                 RowCodec* codec) {
+  SCOPED_TRACE(ends_turned ? "turned" : "before RoPE");
+  const ModelConfig& c = loaded_.model->config();
+  std::vector<std::vector<float>> outputs;
+  const auto sequence = codec->NewSequence(kPrompt);
+  ASSERT_TRUE(testing::AttendTo(text, 0, kPrompt, true, codec, sequence.get(), &outputs).ok());
+  for (int t = kPrompt; t < kTokens; ++t) {
+    const bool is_turned = ((kTokens - 1 - t) % 2 == 0) == ends_turned;
+    ASSERT_TRUE(testing::AttendTo(text, t, t + 1, is_turned, codec, sequence.get(), &outputs).ok());
+  }
+  EXPECT_EQ(sequence->bytes().total(), codec->BytesAt(kTokens, kPrompt));
+  if (codec->layout().MergesEntries()) {
+    EXPECT_EQ(codec->Read(*sequence, 0).status().code(), StatusCode::kUnimplemented);
+    return;
+  }
+  for (int l = 0; l < c.n_layers; ++l) {
+    const auto entries = codec->Read(*sequence, l);
+    ASSERT_TRUE(entries.ok()) << entries.status();
+    const std::vector<float> want = AttendLiterally(text, *entries, l, c);
+    const int64_t width = std::ssize(want);
+    EXPECT_LT(LargestDifference(std::span(outputs[l]).last(width), want), kRounding) << l;
+    if (spec != "none" && spec != "fdc(rate=0)") continue;
+    EXPECT_LT(LargestDifference(entries->k, text.k[l]), kRounding);
+    EXPECT_LT(LargestDifference(entries->v, text.v[l]), kRounding);
   }
 }
 
