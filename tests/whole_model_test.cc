@@ -182,6 +182,38 @@ void RandomModelTest::BatchedIsSingle(const std::vector<ReferenceBasis>& bases, 
   }
 }
 
+// Heads that lose their mean have no part along it, whatever they are multiplied by then.
+TEST(KeyGramsTest, KeysWithoutAMeanHaveGramsWithoutOne) {
+  const std::vector<NamedShape> shapes = testing::ModelShapes();
+  const auto named = std::ranges::find_if(
+      shapes, [](const NamedShape& shape) { return shape.shape.model_type == "cohere"; });
+  ASSERT_NE(named, shapes.end());
+  const std::string directory = testing::FreshDirectory("key_grams");
+  const ReferenceModel reference = testing::WriteRandomModel(named->shape, directory, 17);
+  LoadedModel none = LoadModel(directory, DType::kF32, AvailableIsas().back());
+  const auto grams = WeightGrams(none.weights.get()).KeyGrams();
+  ASSERT_TRUE(grams.ok()) << grams.status();
+  const int d = reference.head_dim;
+  for (int l = 0; l < reference.n_layers; ++l) {
+    const std::vector<double>& weights =
+        testing::Tensor(reference, testing::LayerPrefix(reference, l) + "self_attn.k_norm.weight");
+    for (int g = 0; g < reference.n_kv_heads; ++g) {
+      const std::vector<double>& gram = (*grams)[l * reference.n_kv_heads + g];
+      double along_mean = 0, trace = 0;
+      for (int i = 0; i < d; ++i) {
+        trace += gram[i * d + i];
+        for (int j = 0; j < d; ++j) {
+          along_mean += gram[i * d + j] / weights[testing::StoredRow(reference, g * d + i)] /
+                        weights[testing::StoredRow(reference, g * d + j)];
+        }
+      }
+      EXPECT_LT(along_mean, 1e-6 * trace) << "layer " << l << " head " << g;
+      EXPECT_GT(trace, 1);
+    }
+  }
+  std::filesystem::remove_all(directory);
+}
+
 // What a model's own tokens say of it, also across heads and of attention's outputs.
 CalibrationStatistics StatisticsOf(LoadedModel* none, const std::vector<int>& ids) {
   const ModelConfig& c = none->model->config();

@@ -56,8 +56,8 @@ struct RowGradients {
 // What layers compute forwards is kept for their way back as far as it has this many bytes.
 inline constexpr int64_t kKeptLayerBytes = int64_t{1} << 30;
 
-// Memory: the weights of a layer in F32, of experts those of one, about 4 * (hidden_dim + mlp_rows +
-// heads) numbers for each token, and what is kept of layers.
+// Memory: the weights of a layer in F32, of experts those of one, about 4 * (hidden_dim + mlp_rows
+// + heads) numbers for each token, and what is kept of layers.
 class LayerPass {
  public:
   // `newest` (RowGradients) may be 0: all queries count. Of layers of which nothing is kept within
