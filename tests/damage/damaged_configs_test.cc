@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <vector>
 
 #include "damage/damaged_models.h"
 #include "io/scratch_folder.h"

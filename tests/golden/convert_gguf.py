@@ -115,7 +115,7 @@ def compiled(folder):
     program = folder / "llama_cpp_logits"
     libraries = BUILD / "bin"
     subprocess.run(["g++", "-O1", "-std=c++20", f"-I{LLAMA_CPP}/include", f"-I{LLAMA_CPP}/ggml/include",
-                    HERE / "llama_cpp_logits.cc", f"-L{libraries}", "-lllama", "-lggml", "-lggml-base",
+                    HERE / "llama_cpp_logits.cpp", f"-L{libraries}", "-lllama", "-lggml", "-lggml-base",
                     f"-Wl,-rpath,{libraries}", "-o", program], check=True)
     return program
 

@@ -1,5 +1,5 @@
 // Prints llama.cpp's logits of a text: floats, as they are in memory, one row a token. No part of
-// the build: llama_cpp_logits.py compiles it beside a built llama.cpp.
+// the build: convert_gguf.py compiles it beside a built llama.cpp.
 //
 // Usage: llama_cpp_logits MODEL.gguf N_VOCAB TOKEN ...
 #include <cstdio>
