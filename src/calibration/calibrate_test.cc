@@ -209,6 +209,18 @@ TEST_F(CalibrateTest, RowsAfterRopeAreAsFromAllOverTheContext) {
   }
 }
 
+TEST_F(CalibrateTest, SequencesThatMayNotTurnOnStayWhereTheyStand) {
+  job_.rope_dim = kShape.head_dim;
+  job_.sequences = {job_.sequences[0], job_.sequences[0]};
+  const CalibrationStatistics near = Calibrate(job_).value();
+  job_.n_positions = 4096;
+  job_.turns_on = false;
+  const CalibrationStatistics all = Calibrate(job_).value();
+  EXPECT_EQ(all.source.n_positions, 4096);
+  EXPECT_EQ(all.q_post.covariance, near.q_post.covariance);
+  EXPECT_EQ(all.joint.k.covariance, near.joint.k.covariance);
+}
+
 TEST(SpreadStartsTest, AnyFewSequencesLieAllOverTheContext) {
   EXPECT_THAT(SpreadStarts(3, 2048, 2048), ElementsAre(0, 0, 0));
   EXPECT_THAT(SpreadStarts(2, 100, 50), ElementsAre(0, 0));
