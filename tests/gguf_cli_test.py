@@ -156,7 +156,7 @@ class SmallModel(cli_support.CommandLineCase):
                             set_key("general.architecture", TEXT, "mamba"))
         self.refuse_changed('"rwkv" (RWKV\'s list of words) is not supported; supported are gpt2, gemma4 and llama',
                             set_key("tokenizer.ggml.model", TEXT, "rwkv"))
-        self.refuse_changed("mixtures of experts", set_key("llama.expert_count", UINT32, 8))
+        self.refuse_changed("'llama.expert_used_count' is missing", set_key("llama.expert_count", UINT32, 8))
         self.refuse_changed("llama.attention.head_count' differs from layer to layer",
                             set_key("llama.attention.head_count", ARRAY, (INT32, [4, 2])))
         self.refuse_changed("'llama.block_count' is missing", lambda model: model.keys.pop("llama.block_count"))

@@ -127,14 +127,16 @@ class Writer {
         AddNorm(layer + "post_self_attn_layernorm", false);
         AddNorm(layer + "post_mlp_layernorm", false);
       }
-      DrawAttention(layer);
       const bool has_experts = s_.features.n_experts > 0 && l >= s_.features.n_dense_layers;
-      has_experts ? DrawExperts(layer + "mlp.") : DrawMlp(layer + "mlp.", s_.ffn);
+      DrawAttentionIn(layer + "self_attn.");
+      if (!has_experts) DrawMlpIn(layer + "mlp.", s_.ffn);
+      DrawAttentionOut(layer + "self_attn.");
+      has_experts ? DrawExperts(layer + "mlp.") : DrawMlpOut(layer + "mlp.", s_.ffn);
     }
   }
 
-  void DrawAttention(const std::string& layer) {
-    const std::string attention = layer + "self_attn.";
+  // Names of parts end with a dot.
+  void DrawAttentionIn(const std::string& attention) {
     if (Is({"gemma3_text", "qwen3", "olmo2", "exaone4", "cohere", "hunyuan_v1_dense", "qwen3_moe",
             "glm4_moe"})) {
       AddHeadNorms(attention);
@@ -148,6 +150,9 @@ class Writer {
       AddLinear(attention + "k_proj", kv_, s_.hidden, 2 * w_, qkv_bias);
       AddLinear(attention + "v_proj", kv_, s_.hidden, w_, qkv_bias);
     }
+  }
+
+  void DrawAttentionOut(const std::string& attention) {
     AddLinear(attention + "o_proj", s_.hidden, q_, w_,
               s_.attention_bias && !Is({"qwen2", "glm4", "glm4_moe"}));
     if (Is({"gpt_oss"})) Add(attention + "sinks", {s_.n_heads}, 1, 1);
@@ -158,15 +163,22 @@ class Writer {
     }
   }
 
-  // `mlp` ends with a dot.
-  void DrawMlp(const std::string& mlp, int ffn) {
+  void DrawMlpIn(const std::string& mlp, int ffn) {
     if (Is({"phi3", "glm4"})) {
       AddLinear(mlp + "gate_up_proj", 2 * ffn, s_.hidden, w_, false);
     } else {
       if (!Is({"nemotron"})) AddLinear(mlp + "gate_proj", ffn, s_.hidden, w_, s_.mlp_bias);
       AddLinear(mlp + "up_proj", ffn, s_.hidden, w_, s_.mlp_bias);
     }
+  }
+
+  void DrawMlpOut(const std::string& mlp, int ffn) {
     AddLinear(mlp + "down_proj", s_.hidden, ffn, w_, s_.mlp_bias);
+  }
+
+  void DrawMlp(const std::string& mlp, int ffn) {
+    DrawMlpIn(mlp, ffn);
+    DrawMlpOut(mlp, ffn);
   }
 
   void DrawExperts(const std::string& mlp) {

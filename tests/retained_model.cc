@@ -32,7 +32,7 @@ void RetainedModelTest::SetUpTestSuite() {
 
 void RetainedModelTest::SetUpModel(const testing::RandomModelShape& shape, double score_cap) {
   directory_ = testing::FreshDirectory("retained_model");
-  reference_ = testing::WriteRandomModel(shape, directory_, 33);
+  reference_ = testing::WriteRandomModel(shape, directory_, 31);
   reference_.features.score_cap = score_cap;
   maps_ = testing::RandomBases(reference_, 12);
   latents_ = testing::RandomLatentBases(reference_, 12);
