@@ -68,6 +68,10 @@ class PlannedSequence {
       }
       tokens_.insert(tokens_.end(), ids.begin(), ids.begin() + n);
       ids = ids.subspan(n);
+      if (cache_->must_read_again()) {
+        const Status again = model_->ReadPromptAgain(cache_.get(), tokens_, most);
+        if (!again.ok()) return Failed("ReadPromptAgain", again);
+      }
       if (std::string wrong = CheckBytes(static_cast<int>(n)); !wrong.empty()) return wrong;
     }
     return "";

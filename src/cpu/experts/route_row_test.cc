@@ -213,14 +213,14 @@ TEST(RouteTest, NoRowDependsOnThoseBesideIt) {
 }
 
 TEST(AddWeightedTest, RowsAreAddedInTheOrderOfTheChoice) {
-  constexpr int kDims = 33, kRows = 5, kEach = 3;
+  constexpr int kWidth = 33, kRows = 5, kEach = 3;
   ThreadPool pool(2);
   CpuDevice memory;
   HostPlaces at(&memory);
   CpuResidents residents(&memory);
   CpuBackend backend(&pool, Isa::kScalar, &memory, &residents);
   Random random(6);
-  std::vector<float> x(int64_t{kRows} * kEach * kDims), y(int64_t{kRows} * kDims, 1.0f), weights;
+  std::vector<float> x(int64_t{kRows} * kEach * kWidth), y(int64_t{kRows} * kWidth, 1.0f), weights;
   for (float& v : x) v = static_cast<float>(random.Normal());
   std::vector<int64_t> rows;
   for (int i = 0; i < kRows * kEach; ++i) {
@@ -234,18 +234,18 @@ TEST(AddWeightedTest, RowsAreAddedInTheOrderOfTheChoice) {
                          .weights = weights,
                          .n_rows = kRows,
                          .n_each = kEach,
-                         .n_dims = kDims,
+                         .n_dims = kWidth,
                          .y = at(y.data()),
                          .accumulate = accumulate});
   };
   const auto expect = [&](double before) {
     for (int t = 0; t < kRows; ++t) {
-      for (int i = 0; i < kDims; ++i) {
+      for (int i = 0; i < kWidth; ++i) {
         double sum = before;
         for (int k = t * kEach; k < (t + 1) * kEach; ++k) {
-          sum += double{weights[k]} * x[rows[k] * kDims + i];
+          sum += double{weights[k]} * x[rows[k] * kWidth + i];
         }
-        ASSERT_NEAR(y[t * kDims + i], sum, 1e-5) << t << " " << i;
+        ASSERT_NEAR(y[t * kWidth + i], sum, 1e-5) << t << " " << i;
       }
     }
   };
