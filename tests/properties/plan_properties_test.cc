@@ -69,8 +69,11 @@ class PlannedSequence {
       tokens_.insert(tokens_.end(), ids.begin(), ids.begin() + n);
       ids = ids.subspan(n);
       if (cache_->must_read_again()) {
-        const Status again = model_->ReadPromptAgain(cache_.get(), tokens_, most);
+        std::vector<int32_t> prompt = tokens_;
+        prompt.insert(prompt.end(), ids.begin(), ids.end());
+        const Status again = model_->ReadPromptAgain(cache_.get(), prompt, most);
         if (!again.ok()) return Failed("ReadPromptAgain", again);
+        has_read_again_ = true;
       }
       if (std::string wrong = CheckBytes(static_cast<int>(n)); !wrong.empty()) return wrong;
     }
@@ -119,12 +122,17 @@ class PlannedSequence {
     const int64_t expected = layout.ModelDecidesEntries()
                                  ? MergedParts(layout, MergedLengths(*cache_, layout)).total()
                                  : SequenceParts(layout, {n_tokens, n_step, n_prompt_}).total();
-    if (cache_->bytes().total() != expected) {
+    // Of a prompt that was read again heads keep as many entries as they deserve, and the plan is
+    // the most that they can take.
+    const int64_t total = cache_->bytes().total();
+    if (has_read_again_ ? total > expected : total != expected) {
       return fmt::format("{} bytes after {} positions where the plan says {}",
                          cache_->bytes().total(), n_tokens, expected);
     }
     most_step_ = std::max(most_step_, n_step);
-    const int64_t peak = PeakSequenceBytes(layout, n_tokens, most_step_, n_prompt_);
+    // A prompt is read again before its last token.
+    const int64_t n_counted = has_read_again_ ? std::max<int64_t>(n_tokens, n_prompt_) : n_tokens;
+    const int64_t peak = PeakSequenceBytes(layout, n_counted, most_step_, n_prompt_);
     if (pool_.usage().peak_bytes > peak) {
       return fmt::format("a peak of {} bytes after {} positions where the plan says {}",
                          pool_.usage().peak_bytes, n_tokens, peak);
@@ -135,6 +143,7 @@ class PlannedSequence {
   Model* model_;
   int n_prompt_;
   int most_step_ = 0;
+  bool has_read_again_ = false;
   HostPool pool_{kPoolBytes};
   std::unique_ptr<SequenceCache> cache_;
   std::vector<int32_t> tokens_;
